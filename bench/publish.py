@@ -66,7 +66,7 @@ Not measured: {missing}.
 - **Under abuse**: a second owner's command each 50 ms while another key leaves answers unread, trickles bodies, opens
   connections by the hundred and so on (`bench/abuse.py`), one kind after the other, each after the same time of quiet.
 - **Beside idle boxes**: the same keeper with 0, 500, 1,000 and 2,000 boxes that have each run one command. The empty
-  keeper is measured before and after.
+  keeper is measured before and after; a second keeper that stays empty is measured in turns with the crowded one.
 - **One run.** Whatever it shows is published: no bench is repeated and no run is picked. A loop that is timed between
   the benches shows how steady the machine was; on a shared one, neighbours can double every time.
 - **p95**: 95 of 100 samples were at least this good.

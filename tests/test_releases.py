@@ -20,8 +20,10 @@ from hutch.model.compatibility import decode_record
 from hutch.model.receipts import Receipt
 from hutch.model.results import Cause, JobInfo
 from hutch.model.state import State
-from tests.keeper.making import record
+from tests.keeper.sample_records import record
 from tests.server.serving import Server
+
+pytestmark = pytest.mark.slow
 
 NEWER = Path(__file__).with_name("server") / "newer_release.py"
 BOX = "b" * 20

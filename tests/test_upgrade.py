@@ -1,4 +1,4 @@
-"""Upgrade: what release 0.1.0 left behind opens, verifies, starts and exports, and what cannot be kept is said
+"""Upgrade from release 0.1.0: its state opens, verifies, starts and exports; what cannot be kept is reported
 (`tests/fixtures/upgrade`)."""
 
 import json
@@ -14,14 +14,16 @@ import pytest
 from hutch.keeper.receipts.export import check_export
 from tests.server.serving import Client, Server
 
+pytestmark = pytest.mark.slow
+
 ARCHIVES = Path(__file__).with_name("fixtures") / "upgrade"
 NDJSON = "application/x-ndjson"
 AGES = "100000"
-"""Days that receipts are kept: those of the archive were written long ago, and are not to go by retention."""
+"""Days for which receipts are kept: those of the archive are old, and retention must not remove them."""
 
 
 class Upgraded(Server):
-    """A server of today on a state directory of then."""
+    """A server of this release on a state directory of release 0.1.0."""
 
     def __init__(self, *, rootless: bool) -> None:
         super().__init__(HUTCH_RECEIPTS_DAYS=AGES)
@@ -76,7 +78,7 @@ def test_keys_open_the_server(server: Upgraded) -> None:
 
 
 def test_receipts_verify_and_go_on(server: Upgraded) -> None:
-    """The export of then is a part of the export of today, and both are in order."""
+    """The export of the old release is part of the new one, and both verify."""
     everything = server.caller("admin", hutch_admin="yes")
     before = (server.top / "receipts.jsonl").read_bytes().splitlines(keepends=True)
     assert all(check.ok for check in check_export(before))
@@ -133,7 +135,7 @@ def test_a_bundle_is_imported_and_exported_again(server: Upgraded) -> None:
 
 
 def test_what_was_open_is_closed_and_said(server: Upgraded) -> None:
-    """The directory, its databases and the environments in them; an earlier release cannot read them any more."""
+    """The directory and its databases become private and environments sealed, which older releases cannot read."""
     assert server.facts["env"].encode() not in server.database()
     modes = {path.name: path.stat().st_mode & 0o777 for path in (server.state, *server.state.glob("*.db"))}
     assert modes == {"s": 0o700, "hutch.db": 0o600, "receipts.db": 0o600}

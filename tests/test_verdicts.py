@@ -82,7 +82,7 @@ def test_the_cause(
 def test_who_was_refused_a_process_where_nobody_counts(output: str, room: Room, cause: Cause) -> None:
     """Both must speak for it, what the program says and how many it started; and then it is a guess (P4)."""
     verdict = decide(
-        ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room, complained=complains(output.encode())
+        ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room, fork_refused=complains(output.encode())
     )  # fmt: skip
     assert verdict.cause is cause
     assert verdict.certain == (cause is Cause.EXIT)

@@ -6,6 +6,6 @@ set -u
 status=0
 "$@" || status=$?
 # Not through a pipe, whose subshell would have a clock of its own.
-times > >(awk -F'[ ms]+' 'NR == 2 { printf "CPU minutes used: %.1f\n", $1 + $3 + ($2 + $4) / 60 }')
+times > >(awk -F'[ ms]+' 'NR == 2 { printf "CPU minutes used: %.2f\n", $1 + $3 + ($2 + $4) / 60 }')
 wait $!
 exit "$status"

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import os
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import perf_counter
 
 from bench.context import Context, available_memory, settled_memory
+from bench.interleave import Candidate, Samples, interleave
 from bench.measures.create import first_command
 from bench.numbers import Number, Summary, at_least_times, at_most_memory, at_most_times
 from bench.peers.engine import Engine
@@ -32,6 +34,7 @@ CROWD_MEMORY = 10 << 30
 """Memory that must be available before the idle boxes are made: more than twice what they may need."""
 ONE = "one create"
 EMPTY = "empty keeper"
+OTHER = "another, empty"
 
 
 async def burst(context: Context) -> list[Number]:
@@ -118,45 +121,56 @@ async def idle(context: Context) -> list[Number]:
 async def crowd(context: Context) -> list[Number]:
     """Creation and exec in a keeper that holds 500, 1,000 and 2,000 idle boxes, beside the same keeper without any.
 
-    The empty keeper is measured before and after, so that a machine that becomes slower meanwhile shows in both.
+    The empty keeper is measured before and after. A second keeper, which stays empty, is measured in turns with the
+    crowded one: if both are slow, it is the machine that is.
     """
     steps = tuple(count // (50 if context.brief else 1) for count in CROWD)
     _require_memory(CROWD_MEMORY)
     _raise_open_files()
-    creates: dict[int, list[float]] = {count: [] for count in steps}
-    execs: dict[int, list[float]] = {count: [] for count in steps}
-
-    async def measure(hutch: Hutch, count: int) -> None:
-        await first_command(hutch)
-        creates[count] += await _milliseconds(lambda: first_command(hutch), context.count(100))
-        box = await hutch.create()
-        execs[count] += await _milliseconds(lambda: _exec(box), context.count(200))
-        await box.destroy()
-
-    async with context.hutch() as hutch:
-        boxes: list[BoxHandle] = []
+    creates: dict[str, list[float]] = {}
+    execs: dict[str, list[float]] = {}
+    boxes: list[BoxHandle] = []
+    other_context = replace(context, state=context.state / "other", run=context.run / "other")
+    async with context.hutch() as hutch, other_context.hutch() as other:
         try:
             for count in steps:
                 await _fill(hutch, boxes, count)
-                await measure(hutch, count)
+                name = f"{count:,} idle" if count else EMPTY
+                for taken, samples in zip((creates, execs), await _crowd_samples(context, hutch, other), strict=True):
+                    taken[name] = samples.milliseconds["crowded"]
+                    taken[OTHER] = samples.milliseconds["other"]
         finally:
             await _destroy(boxes)
-        await measure(hutch, 0)
+        for taken, samples in zip((creates, execs), await _crowd_samples(context, hutch, other), strict=True):
+            taken[EMPTY] += samples.milliseconds["crowded"]
     return [
-        _crowded("crowd_create", "create to first command", creates, 1.5),
-        _crowded("crowd_exec", "exec `true`", execs, 1.3),
+        _crowded("crowd_create", "create to first command", creates, f"{steps[-1]:,} idle", 1.5),
+        _crowded("crowd_exec", "exec `true`", execs, f"{steps[-1]:,} idle", 1.3),
     ]
 
 
-def _crowded(name: str, what: str, taken: dict[int, list[float]], factor: float) -> Number:
-    *fewer, most = taken
-    peers = {f"{count} idle" if count else EMPTY: Summary.of(taken[count]) for count in fewer}
-    title = f"{what} beside {most:,} idle boxes"
+async def _crowd_samples(context: Context, hutch: Hutch, other: Hutch) -> tuple[Samples, Samples]:
+    """Creations and execs, of both keepers in turns."""
+    creates = await interleave(
+        [
+            Candidate("crowded", lambda: first_command(hutch), context.count(100)),
+            Candidate("other", lambda: first_command(other), context.count(100)),
+        ]
+    )
+    async with hutch.box() as box, other.box() as other_box:
+        execs = await interleave(
+            [
+                Candidate("crowded", lambda: _exec(box), context.count(200)),
+                Candidate("other", lambda: _exec(other_box), context.count(200)),
+            ]
+        )
+    return creates, execs
+
+
+def _crowded(name: str, what: str, taken: dict[str, list[float]], most: str, factor: float) -> Number:
+    peers = {each: Summary.of(values) for each, values in taken.items() if each != most}
+    title = f"{what} beside {most} boxes"
     return Number(name, title, "ms", Summary.of(taken[most]), peers, (at_most_times(factor, EMPTY),))
-
-
-async def _milliseconds(once: Callable[[], Awaitable[float]], count: int) -> list[float]:
-    return [1000 * await once() for _ in range(count)]
 
 
 async def _exec(box: BoxHandle) -> float:

@@ -31,7 +31,7 @@ def docker(directory: Path) -> Iterator[Engine]:
         "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", CGROUP,
         "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
     ]  # fmt: skip
-    with daemon(_apart(argv, directory), sock):
+    with daemon(_in_own_mount_namespace(argv, directory), sock):
         engine = Engine("docker", sock, {})
         engine.load_image()
         try:
@@ -40,7 +40,7 @@ def docker(directory: Path) -> Iterator[Engine]:
             engine.remove_all()
 
 
-def _apart(argv: list[str], directory: Path) -> list[str]:
+def _in_own_mount_namespace(argv: list[str], directory: Path) -> list[str]:
     """The daemon in a mount namespace with a /dev/null of its own; what it mounts goes with the namespace.
 
     runsc gives its standard streams to `nobody`, and those of a detached container are the machine's /dev/null.

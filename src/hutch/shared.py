@@ -101,7 +101,7 @@ class SharedHutch(EmbeddedHutch):
             await self._other(elsewhere).destroy(box_id, force=force)
 
     async def close(self) -> None:
-        if self._borrowed:
+        if self._is_view:
             return
         for other in self._others.values():
             await other.close()

@@ -19,7 +19,7 @@ from hutch.model.capabilities import Pause
 from tests.cli.cli_process import TIMEOUT, read_until
 from tests.cli.conftest import Home
 from tests.cli.test_terminals import on_terminal
-from tests.keeper.making import record
+from tests.keeper.sample_records import record
 
 pytestmark = pytest.mark.slow
 

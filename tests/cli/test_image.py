@@ -10,14 +10,14 @@ import pytest
 
 from tests.cli.cli_process import HUTCH, TIMEOUT, read_until, set_size
 from tests.cli.conftest import Home
-from tests.images.registry_server import Server, directory, image, serving, small, tar_of
+from tests.images.registry_server import Server, directory, image, running_registry, small, tar_of
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("registry")) as server:
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
@@ -100,7 +100,7 @@ def test_bars_on_a_terminal(home: Home, registry: Server) -> None:
 
 
 def test_a_password_is_read_and_never_shown(home: Home, tmp_path: Path) -> None:
-    with serving(tmp_path / "closed", user="ann", password="not-on-the-command-line") as server:
+    with running_registry(tmp_path / "closed", user="ann", password="not-on-the-command-line") as server:
         name = server.push("cli/private", small())
         env = {**home.env, "DOCKER_CONFIG": "/nowhere"}
         refused = subprocess.run([*HUTCH, "image", "pull", name], capture_output=True, env={**os.environ, **env})

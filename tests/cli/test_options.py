@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.cli_process import hutch
 from tests.providers import rootfs
-from tests.providers.native.network.stage import play
+from tests.providers.native.network.scenario_runner import run_scenario
 
 pytestmark = pytest.mark.slow
 
@@ -71,5 +71,5 @@ def test_the_image_is_the_root(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_network_is_on_where_it_is_asked_for(rootless: bool) -> None:
-    """Only then; a whole small network is played around the machine, so that nothing leaves it (B16)."""
-    play("run_by_the_command_line", forwarding="0" if rootless else "1")
+    """Only then; a test topology of network namespaces keeps all traffic on this machine (B16)."""
+    run_scenario("run_by_the_command_line", forwarding="0" if rootless else "1")

@@ -109,8 +109,8 @@ class Caller:
 
 @pytest.mark.proof
 def test_the_compose_file_is_brought_up(tmp_path: Path) -> None:
-    """Issue 4, B42: boxes inside the container, and boxes on the engine beside it with a place that both know by other
-    names; a map that leads elsewhere is found out before a command runs."""
+    """Boxes inside the container, and boxes on the engine beside it with a place that both know by other
+    names; a map that leads elsewhere is found out before a command runs (B42)."""
     work = tmp_path / "there"
     for name in ("right", "wrong"):
         (work / name).mkdir(parents=True)

@@ -88,7 +88,7 @@ def running(engine: Docker, image: str) -> Iterator[str]:
 
 @pytest.mark.proof
 async def test_the_image_is_built_and_makes_boxes(tmp_path: Path) -> None:
-    """Issue 4: the image is built from our Containerfile, and its server makes boxes whose limits the kernel holds."""
+    """The image is built from our Containerfile, and its server makes boxes whose limits the kernel holds."""
     top = Path(f"/var/tmp/hutch-image-{os.getpid()}")
     top.mkdir()
     try:

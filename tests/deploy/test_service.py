@@ -15,7 +15,7 @@ import pytest
 
 from hutch.config import Config
 from tests.conftest import remove
-from tests.server.serving import PATIENCE, Client, until
+from tests.server.serving import TIMEOUT_SECONDS, Client, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "hutch.service"
@@ -83,7 +83,7 @@ class Manager:
         assert unit()["KillMode"] == "process"
         self._process.send_signal(signal.SIGTERM)
         until(lambda: self._heard(b"STOPPING=1"))
-        assert self._process.wait(PATIENCE) == 0
+        assert self._process.wait(TIMEOUT_SECONDS) == 0
 
     def client(self) -> Client:
         return Client(str(self.run / "server.sock"))

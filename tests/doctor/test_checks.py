@@ -8,7 +8,7 @@ import pytest
 from hutch.doctor import canary, checks, facts, matrix, trials
 from hutch.doctor.facts import Facts, Place
 from hutch.doctor.findings import Finding, Standing, usable
-from hutch.linux.cgroup_detect import Machine
+from hutch.linux.cgroup_detect import CgroupSupport
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.providers.native import obstacles
@@ -19,7 +19,7 @@ GOOD = Facts(
     kernel="6.8.0-45-generic",
     distribution="Ubuntu 24.04 LTS",
     trials=GOOD_TRIALS,
-    cgroups=Machine("v2", True, True, True, True, ""),
+    cgroups=CgroupSupport("v2", True, True, True, True, ""),
     network=Availability(True, CARRIED),
 )
 
@@ -109,7 +109,7 @@ def test_what_makes_boxes_impossible(machine: Facts, name: str, fix: str) -> Non
         (but(landlock=1), "landlock", "5.19"),
         (but(euid=1000, ranges=False), "identity", "as root"),
         (
-            but(cgroups=Machine("none", False, False, False, False, "no hierarchy is mounted")),
+            but(cgroups=CgroupSupport("none", False, False, False, False, "no hierarchy is mounted")),
             "cgroups",
             "no hierarchy",
         ),

@@ -86,14 +86,14 @@ def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestPro
             listener.bind(str(directory / "guest"))
             listener.listen(16)
             spill = os.open(directory / "spill", os.O_RDONLY | os.O_DIRECTORY) if spilling else -1
-            told = {
+            guest_options = {
                 "workdir": str(directory / "workspace"),
                 "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": name},
                 "orphan_grace": 60.0,
                 **options,
             }
             process = subprocess.Popen(
-                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(told)],
+                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(guest_options)],
                 pass_fds=[fd for fd in (listener.fileno(), spill) if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )

@@ -315,7 +315,7 @@ async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
             assert guest.children() == []
 
 
-async def test_commands_that_overlap_are_told_apart_from_those_that_do_not() -> None:
+async def test_overlapping_commands_are_marked_as_shared() -> None:
     """A fact of the box is certain only if the command ran alone (lesson 24)."""
     with running_guest() as guest:
         async with instance_of(guest) as box:

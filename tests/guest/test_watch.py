@@ -17,7 +17,7 @@ from hutch.guest.operations import Failure, Readable
 Change = tuple[str, str]
 
 
-class Watching:
+class Watch:
     """An active watch and the changes it has reported."""
 
     def __init__(self, steps: Any) -> None:
@@ -44,9 +44,9 @@ class Watching:
 
 
 @contextmanager
-def watching(workdir: Path, path: str = ".", recursive: bool = True) -> Iterator[Watching]:
+def started_watch(workdir: Path, path: str = ".", recursive: bool = True) -> Iterator[Watch]:
     steps = OPERATIONS["files.watch"]({"path": path, "recursive": recursive}, str(workdir))
-    watch = Watching(steps)
+    watch = Watch(steps)
     watch.wait_for(("ready", ""))
     try:
         yield watch
@@ -54,10 +54,10 @@ def watching(workdir: Path, path: str = ".", recursive: bool = True) -> Iterator
         watch.steps.close()
 
 
-def test_changes_are_told(tmp_path: Path) -> None:
+def test_changes_are_reported(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/old").touch()
-    with watching(tmp_path) as watch:
+    with started_watch(tmp_path) as watch:
         (tmp_path / "new").write_bytes(b"x")
         os.rename(tmp_path / "new", tmp_path / "sub/moved")
         os.unlink(tmp_path / "sub/old")
@@ -70,17 +70,17 @@ def test_changes_are_told(tmp_path: Path) -> None:
 
 def test_paths_are_spelled_like_the_request(tmp_path: Path) -> None:
     (tmp_path / "sub/deep").mkdir(parents=True)
-    with watching(tmp_path, "sub") as watch:
+    with started_watch(tmp_path, "sub") as watch:
         (tmp_path / "sub/deep/file").touch()
         watch.wait_for(("created", "sub/deep/file"))
-    with watching(Path("/"), str(tmp_path / "sub")) as watch:
+    with started_watch(Path("/"), str(tmp_path / "sub")) as watch:
         (tmp_path / "sub/other").touch()
         watch.wait_for(("created", str(tmp_path / "sub/other")))
 
 
 def test_new_directories_are_watched_with_what_is_already_in_them(tmp_path: Path) -> None:
     """Files created before the new directory was watched are found by listing it."""
-    with watching(tmp_path) as watch:
+    with started_watch(tmp_path) as watch:
         for number in range(30):
             (tmp_path / f"d{number}/e/f").mkdir(parents=True)
             (tmp_path / f"d{number}/e/f/file").touch()
@@ -91,7 +91,7 @@ def test_new_directories_are_watched_with_what_is_already_in_them(tmp_path: Path
 
 def test_a_directory_that_was_moved_reports_under_its_new_name(tmp_path: Path) -> None:
     (tmp_path / "old/sub").mkdir(parents=True)
-    with watching(tmp_path) as watch:
+    with started_watch(tmp_path) as watch:
         os.rename(tmp_path / "old", tmp_path / "new")
         watch.wait_for(("moved_to", "new"))
         (tmp_path / "new/sub/file").touch()
@@ -101,7 +101,7 @@ def test_a_directory_that_was_moved_reports_under_its_new_name(tmp_path: Path) -
 
 def test_without_recursion_only_the_directory_itself(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    with watching(tmp_path, recursive=False) as watch:
+    with started_watch(tmp_path, recursive=False) as watch:
         (tmp_path / "sub/file").touch()
         (tmp_path / "made").mkdir()
         (tmp_path / "made/file").touch()
@@ -111,7 +111,7 @@ def test_without_recursion_only_the_directory_itself(tmp_path: Path) -> None:
 
 
 def test_our_own_temporary_files_are_left_out(tmp_path: Path) -> None:
-    with watching(tmp_path) as watch:
+    with started_watch(tmp_path) as watch:
         work: Any = OPERATIONS["files.write"]({"path": "file"}, str(tmp_path))
         work.data(b"content")
         work.end()
@@ -120,7 +120,7 @@ def test_our_own_temporary_files_are_left_out(tmp_path: Path) -> None:
 
 def test_a_file_and_its_end(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with watching(tmp_path, "file") as watch:
+    with started_watch(tmp_path, "file") as watch:
         (tmp_path / "file").write_bytes(b"x")
         watch.wait_for(("modified", "file"))
         os.unlink(tmp_path / "file")
@@ -131,7 +131,7 @@ def test_a_file_and_its_end(tmp_path: Path) -> None:
 
 def test_a_watch_ends_with_its_directory(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    with watching(tmp_path, "sub") as watch:
+    with started_watch(tmp_path, "sub") as watch:
         (tmp_path / "sub").rmdir()
         watch.until(lambda _: False)
         assert watch.ended
@@ -142,7 +142,7 @@ def test_too_many_directories_are_reported(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "MAX_WATCHES", 5)
     for number in range(10):
         (tmp_path / str(number)).mkdir()
-    with watching(tmp_path) as watch:
+    with started_watch(tmp_path) as watch:
         watch.until(lambda seen: any(kind == "overflow" for kind, _ in seen))
 
 
@@ -152,7 +152,7 @@ def test_a_full_queue_is_reported(tmp_path: Path) -> None:
     if bound > 100_000:
         pytest.skip(f"the queue holds {bound} events")
     (tmp_path / "a").touch()
-    with watching(tmp_path, recursive=False) as watch:
+    with started_watch(tmp_path, recursive=False) as watch:
         for _ in range(bound // 2 + 10):
             os.rename(tmp_path / "a", tmp_path / "b")
             os.rename(tmp_path / "b", tmp_path / "a")
@@ -161,5 +161,5 @@ def test_a_full_queue_is_reported(tmp_path: Path) -> None:
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        Watching(OPERATIONS["files.watch"]({"path": "missing"}, str(tmp_path))).wait_for(("ready", ""))
+        Watch(OPERATIONS["files.watch"]({"path": "missing"}, str(tmp_path))).wait_for(("ready", ""))
     assert caught.value.code == "file_not_found"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import PATIENCE, Server
+from tests.server.serving import TIMEOUT_SECONDS, Server
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
 
@@ -62,7 +62,7 @@ def test_the_walkthrough_answers_what_it_shows(server: HomeServer) -> None:
             setup += typed + "\n"
             continue
         done = subprocess.run(
-            ["bash", "-ec", setup + typed], env=home, capture_output=True, text=True, timeout=PATIENCE
+            ["bash", "-ec", setup + typed], env=home, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         assert done.returncode == 0, done.stderr
         asked += 1

@@ -9,12 +9,12 @@ import pytest
 from hutch.images.settings import ImageSettings
 from hutch.images.store import Store
 from tests.conftest import remove
-from tests.images.registry_server import Server, serving
+from tests.images.registry_server import Server, running_registry
 
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("registry")) as server:
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.severed = 0
+        self.cut_count = 0
         self.passed = 0
         """Number of bytes that came back from the server."""
         self._threads: list[threading.Thread] = []
@@ -42,7 +42,7 @@ class Proxy:
         with client, socket.create_connection(self._target) as server:
             upward = threading.Thread(target=_pass_on, args=(client, server), daemon=True)
             upward.start()
-            told = 0
+            received = 0
             while True:
                 try:
                     data = server.recv(16384)
@@ -50,11 +50,11 @@ class Proxy:
                     break
                 if not data:
                     break
-                told += len(data)
+                received += len(data)
                 with self._lock:
                     self.passed += len(data)
-                    cut = told > self._after and self.severed < self._cuts
-                    self.severed += cut
+                    cut = received > self._after and self.cut_count < self._cuts
+                    self.cut_count += cut
                 try:
                     client.sendall(data)
                     if cut:
@@ -83,7 +83,7 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 @contextmanager
-def severing(target: str, *, after: int, cuts: int) -> Iterator[Proxy]:
+def cutting_proxy(target: str, *, after: int, cuts: int) -> Iterator[Proxy]:
     proxy = Proxy(target, after, cuts)
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import pytest
 
 PROGRAM = shutil.which("docker-registry")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 Member = tuple[str, dict[str, Any]]
 
 
@@ -223,10 +223,10 @@ class Server:
     ) -> tuple[int, Mapping[str, str]]:
         connection: http.client.HTTPConnection
         if self.trusted is None:
-            connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+            connection = http.client.HTTPConnection(self.address, timeout=TIMEOUT)
         else:
             context = ssl.create_default_context(cafile=str(self.trusted.certificate))
-            connection = http.client.HTTPSConnection(self.address, timeout=PATIENCE, context=context)
+            connection = http.client.HTTPSConnection(self.address, timeout=TIMEOUT, context=context)
         known = {}
         if self.user:
             known = {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()}
@@ -249,7 +249,7 @@ class Server:
             )
         try:
             ask = [*enter, "curl", "--silent", "--fail", f"http://{self.address}/v2/"]
-            end = time.monotonic() + PATIENCE
+            end = time.monotonic() + TIMEOUT
             while subprocess.run(ask, capture_output=True).returncode != 0:
                 assert process.poll() is None and time.monotonic() < end, (home / "log-inside").read_text()
                 time.sleep(0.05)
@@ -272,7 +272,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(
+def running_registry(
     home: Path,
     *,
     user: str = "",
@@ -324,7 +324,7 @@ def _started(
 
 
 def _listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

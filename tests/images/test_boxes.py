@@ -71,8 +71,8 @@ def test_the_image_s_own_words_are_used_where_nobody_else_spoke(state: Path, roo
         with hutch.box(image="oci:app:1", env={"B": "caller"}) as box:
             user = "1000" if rootless else "4321"
             assert box.exec(show).stdout.split() == ["image", "caller", "/bin", "/srv", user]
-            told = [str(each) for each in box.adjustments if each.field == "user"]
-            assert bool(told) == rootless, "a user that cannot be given is told of"
+            adjusted = [str(each) for each in box.adjustments if each.field == "user"]
+            assert bool(adjusted) == rootless, "a user that cannot be given is reported"
         with hutch.box(image="oci:app:1", workdir="/tmp", user="user", secrets={"A": "hidden"}) as box:
             assert box.exec(show).stdout.split() == ["hidden", "image", "/bin", "/tmp", "1000"]
 

@@ -92,9 +92,9 @@ def test_a_token_server_is_no_way_around_it(store: Store) -> None:
     reached: Seen = []
     with server(reached) as inner, server([], challenge=f'Bearer realm="{inner}",service="x"') as registry:
         name = f"{urlsplit(registry).netloc}/some/image"
-        with pytest.raises(Refused, match="not public") as told:
+        with pytest.raises(Refused, match="not public") as caught:
             pull(store, name, PullOptions(credentials=Credentials("ann", "a-password-of-ann")))
-        assert reached == [] and urlsplit(inner).netloc in told.value.remedy
+        assert reached == [] and urlsplit(inner).netloc in caught.value.remedy
         store.settings = ImageSettings(tries=1, registries={urlsplit(inner).netloc: RegistrySettings()})
         with pytest.raises(HutchError, match="did not return a token"):
             pull(store, name)

@@ -20,7 +20,7 @@ from hutch.images.pull import LayerProgress, PullOptions, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
 from hutch.images.store import Image, Store
 from tests.images.conftest import NOTHING, content
-from tests.images.cutting_proxy import severing
+from tests.images.cutting_proxy import cutting_proxy
 from tests.images.registry_server import (
     Made,
     Server,
@@ -30,7 +30,7 @@ from tests.images.registry_server import (
     directory,
     hard_link,
     image,
-    serving,
+    running_registry,
     small,
     tar_of,
 )
@@ -172,9 +172,9 @@ def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
     """The rest is requested by Range: two cuts add no more to the download than what was on the wire."""
     made = image(noise(4 << 20))
     registry.push("a/long", made)
-    with severing(registry.address, after=1 << 20, cuts=2) as proxy:
+    with cutting_proxy(registry.address, after=1 << 20, cuts=2) as proxy:
         found = pull(store, f"{proxy.address}/a/long")
-        assert proxy.severed == 2
+        assert proxy.cut_count == 2
         assert proxy.passed < len(made.layers[0]) * 1.3
     assert found.digest == made.digest
     assert content(store)["partial"] == []
@@ -183,13 +183,13 @@ def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
 def test_a_connection_that_is_always_cut_fails_and_the_next_pull_goes_on(registry: Server, store: Store) -> None:
     made = image(noise(4 << 20))
     registry.push("a/never", made)
-    with severing(registry.address, after=1 << 20, cuts=1000) as proxy:
+    with cutting_proxy(registry.address, after=1 << 20, cuts=1000) as proxy:
         with pytest.raises(Unavailable, match="after 3 tries"):
             pull(store, f"{proxy.address}/a/never")
     left = content(store)
     assert left["names"] == left["layers"] == left["drafts"] == [], "nothing that could be taken for an image"
     assert left["partial"] == [digest_of(made.layers[0])[7:]]
-    with severing(registry.address, after=1 << 30, cuts=0) as proxy:
+    with cutting_proxy(registry.address, after=1 << 30, cuts=0) as proxy:
         assert pull(store, f"{proxy.address}/a/never").digest == made.digest
         assert proxy.passed < len(made.layers[0]) / 2, "what had arrived was not fetched again"
     assert content(store)["partial"] == []
@@ -215,7 +215,7 @@ PASSWORD = "a-password-that-nobody-sees"
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A registry that requires a password."""
-    with serving(tmp_path_factory.mktemp("closed"), user="ann", password=PASSWORD) as server:
+    with running_registry(tmp_path_factory.mktemp("closed"), user="ann", password=PASSWORD) as server:
         server.push("team/private", image(tar_of(("f", {"data": b"1"}))))
         yield server
 
@@ -229,14 +229,14 @@ def lines() -> Any:
     logs.configure()
 
 
-def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_wrong_credentials(closed: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
-    with pytest.raises(Unauthenticated, match="requires credentials") as told:
+    with pytest.raises(Unauthenticated, match="requires credentials") as caught:
         pull(store, f"{closed.address}/team/private")
-    assert "docker login" in told.value.remedy
-    with pytest.raises(Unauthenticated, match=r"does not accept") as told:
+    assert "docker login" in caught.value.remedy
+    with pytest.raises(Unauthenticated, match=r"does not accept") as caught:
         pull(store, f"{closed.address}/team/private", PullOptions(credentials=Credentials("ann", "wrong-password")))
-    assert "wrong-password" not in str(told.value) + repr(told.value.details)
+    assert "wrong-password" not in str(caught.value) + repr(caught.value.details)
     assert content(store) == NOTHING
 
 
@@ -284,9 +284,9 @@ def test_a_bearer_token_is_fetched_with_the_password(
     with tokens(tmp_path / "tokens", "ann", PASSWORD) as (giving, realm):
         bundle = {"rootcertbundle": str(giving.certificate), "issuer": ISSUER, "service": SERVICE, "realm": realm}
         made = small()
-        with serving(tmp_path / "open") as filling:  # the same data, filled without authentication
+        with running_registry(tmp_path / "open") as filling:  # the same data, filled without authentication
             filling.push("team/secret", made)
-        with serving(tmp_path / "open", auth={"token": bundle}) as server:
+        with running_registry(tmp_path / "open", auth={"token": bundle}) as server:
             name = f"{server.address}/team/secret"
             with pytest.raises(Refused, match="refers us to"):
                 pull(store, name)
@@ -335,16 +335,16 @@ def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
     """The authority of a private registry's certificate comes from a setting or from the system (B42)."""
     vouched, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
     made = small()
-    with serving(tmp_path / "tls", certified_by=vouched) as server:
+    with running_registry(tmp_path / "tls", certified_by=vouched) as server:
         name = server.push("team/app", made)
 
         def pulled_with(**table: object) -> Image:
             store.settings = ImageSettings(tries=1, registries={server.address: RegistrySettings(**table)})
             return pull(store, name)
 
-        with pytest.raises(Unavailable, match="cannot be trusted") as told:
+        with pytest.raises(Unavailable, match="cannot be trusted") as caught:
             pulled_with(authority=str(other.certificate))
-        assert server.address in told.value.remedy
+        assert server.address in caught.value.remedy
         with pytest.raises(ConfigError, match="cannot be read"):
             pulled_with(authority=str(tmp_path / "no-such-file"))
         assert content(store) == NOTHING
@@ -364,7 +364,7 @@ def test_many_pulls_of_the_same_layers_fetch_each_once(registry: Server, store: 
     made = image(noise(1 << 20), noise(1 << 20), tar_of(directory("d")))
     registry.push("a/same", made)
     results: list[object] = []
-    with severing(registry.address, after=1 << 40, cuts=0) as proxy:
+    with cutting_proxy(registry.address, after=1 << 40, cuts=0) as proxy:
 
         def work() -> None:
             try:
@@ -390,7 +390,7 @@ def test_a_pull_that_is_stopped_stops(registry: Server, store: Store) -> None:
             stop.set()
 
     name = registry.push("a/stopped", image(noise(8 << 20), noise(8 << 20)))
-    with pytest.raises(BaseException) as told:
+    with pytest.raises(BaseException) as caught:
         pull(store, name, PullOptions(listener=listen), stop)
-    assert type(told.value).__name__ == "Stopped"
+    assert type(caught.value).__name__ == "Stopped"
     assert content(store)["names"] == content(store)["drafts"] == []

@@ -192,8 +192,8 @@ def test_a_damaged_layer_is_refused(tmp_path: Path, spoil: Any) -> None:
 
 
 def test_directories_keep_their_attributes_too(tmp_path: Path) -> None:
-    told = {f"SCHILY.xattr.{name}": "y" for name in ATTRIBUTES}
-    place(tar_of(directory("d", mode=0o555, pax_headers=told), ("d/f", {"data": b"f"})), tmp_path / "top")
+    headers = {f"SCHILY.xattr.{name}": "y" for name in ATTRIBUTES}
+    place(tar_of(directory("d", mode=0o555, pax_headers=headers), ("d/f", {"data": b"f"})), tmp_path / "top")
     assert os.listxattr(tmp_path / "top/d") == ["user.kept"]
 
 

@@ -69,7 +69,7 @@ def tokens(home: Path, user: str, password: str) -> Iterator[tuple[Tokens, str]]
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *told: object) -> None:
+        def log_message(self, *arguments: object) -> None:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

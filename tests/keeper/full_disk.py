@@ -20,7 +20,7 @@ def draft(op: str) -> Receipt:
 
 
 def fill(path: Path) -> None:
-    """To the last byte."""
+    """Fill the disk to the last byte."""
     out = os.open(path, os.O_WRONLY | os.O_CREAT)
     for size in (4096, 1):
         try:

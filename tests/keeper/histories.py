@@ -26,7 +26,6 @@ import psycopg
 from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.boxes import pause
 from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.destroy import Unless
 from hutch.keeper.boxes.live import Live
@@ -35,11 +34,12 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.heartbeat import Heartbeat
+from hutch.model.boxes import EventCause
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, FaultyProvider
-from tests.keeper.house import die
+from tests.keeper.faulty_keeper import die
 
 Step = tuple[str, int, int]
 """What, which keeper or session, which box: numbers are taken modulo what there is."""
@@ -236,10 +236,10 @@ class History:
             return
         ended: list[str] = []
 
-        async def watched(which: Live, reason: str, unless: Unless) -> None:
+        async def watched(which: Live, reason: str, cause: EventCause, unless: Unless) -> None:
             if self.engine.flying.get(id(which), 0):  # it may have landed while the clock was waiting its turn
                 ended.append(reason)
-            await destroying(which, reason, unless)
+            await destroying(which, reason, cause, unless)
 
         clocks = Clocks(lambda: (), watched, keeper._warn, keeper.renew, 600.0)
         await clocks.check(live, now)
@@ -257,7 +257,7 @@ class History:
 
     async def _pause(self, who: int, which: int) -> None:
         keeper = self._keeper(who)
-        await pause.pause(keeper, await keeper.live(self._box_id(which)))
+        await keeper.pauser.pause(await keeper.live(self._box_id(which)))
 
     async def _fail(self, who: int, which: int) -> None:
         """The engine fails once, somewhere."""

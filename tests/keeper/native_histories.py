@@ -91,7 +91,7 @@ class MortalNative(NativeProvider):
         """What the kernel does for a process that is killed: every descriptor is closed."""
         for spawners in self._spawners.values():
             for spawner in spawners._spawners:
-                spawner._end()
+                spawner._handle_end()
         for instance in self._made:
             for link in instance._links.values():
                 link.close()

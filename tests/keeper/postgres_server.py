@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the tests: started by the first test that needs it, as an ordinary user, on a socket only."""
+"""A PostgreSQL server for the tests: the first test that needs it starts it, as an ordinary user, on a Unix socket."""
 
 import glob
 import itertools
@@ -27,7 +27,7 @@ _NAMES = itertools.count()
 
 
 class Server:
-    """One cluster in a directory of its own. Root may not run PostgreSQL, so then `nobody` does."""
+    """One cluster in a directory of its own. PostgreSQL refuses to run as root, so `nobody` runs it then."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -65,7 +65,7 @@ class Server:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """At once, with whatever is connected: as a machine that goes away."""
+        """Stop at once, without waiting for clients, as when a machine goes away."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGQUIT)
@@ -76,7 +76,7 @@ class Server:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The address of an empty one."""
+        """Create an empty database and yield its address."""
         name = f"test_{next(_NAMES)}"
         self._administer(f"CREATE DATABASE {name}")
         try:
@@ -97,7 +97,7 @@ class Server:
 
 @contextmanager
 def running() -> Iterator[Server]:
-    # Right under /tmp: the path of a Unix socket is short.
+    # It is directly below /tmp, because the path of a Unix socket must be short.
     directory = Path(tempfile.mkdtemp(prefix="hpg-", dir="/tmp"))
     try:
         server = Server(directory)
@@ -113,7 +113,7 @@ def running() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    """One for each test process. Skips, and says so, where PostgreSQL is not installed."""
+    """One server for each test process; the test is skipped with a reason where PostgreSQL is not installed."""
     if not glob.glob("/usr/lib/postgresql/*/bin/initdb"):
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     with running() as server:

@@ -11,7 +11,7 @@ import pytest
 
 from hutch.errors import Conflict
 from hutch.keeper.access.leases import new_lease
-from hutch.keeper.boxes import clocks, pool
+from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
@@ -20,11 +20,11 @@ from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
-from tests.keeper.house import opened
+from tests.keeper.faulty_keeper import opened
 
 
 async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
-    """B8: a running job exempts its box; an open handle's lease postpones."""
+    """A running job exempts its box; an open handle's lease postpones (B8)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         held = await hutch.create(idle_timeout_sec=0.01)
@@ -43,7 +43,7 @@ async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
 
 
 async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_path: Path) -> None:
-    """Lesson 6."""
+    """Proves (lesson 6)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create(ttl_sec=100)
@@ -84,7 +84,7 @@ async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
 async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lesson 12 has another side: a loop that survives every error must not survive its own end."""
+    """A loop that survives every error must not survive its own end (lesson 12)."""
     writing = asyncio.Event()
 
     async def lose(*_: object) -> None:
@@ -101,7 +101,7 @@ async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
 
 
 async def test_whatever_fails_at_one_box_the_clocks_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lesson 12: also an error that is none of ours, such as a descriptor that could not be had."""
+    """Also an error that is none of ours, such as a descriptor that could not be had (lesson 12)."""
     monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
     engine = Engine()
     async with opened(engine, tmp_path) as hutch, hutch.box() as troubled:
@@ -133,7 +133,7 @@ async def asked_for_its_jobs(engine: Engine, keeper: Keeper, live: Live) -> Asyn
 
 
 async def test_an_idle_box_that_somebody_attaches_to_while_it_is_asked_for_its_jobs_lives(tmp_path: Path) -> None:
-    """Lesson 5: the clock decides by what is so when the end begins, not by what it saw before."""
+    """The clock decides by what is so when the end begins, not by what it saw before (lesson 5)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create(idle_timeout_sec=60)
@@ -144,18 +144,18 @@ async def test_an_idle_box_that_somebody_attaches_to_while_it_is_asked_for_its_j
 
 
 async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_lives(tmp_path: Path) -> None:
-    """Lesson 5."""
+    """Proves (lesson 5)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         keeper = hutch._keeper
-        live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
+        live = await keeper.pool._create(Spec(idle_timeout_sec=60))
         async with asked_for_its_jobs(engine, keeper, live):
-            assert await pool.give(keeper, live, Spec(), new_lease("s", time.time()), LOCAL_OWNER, "")
+            assert await keeper.pool_claims.give(live, Spec(), new_lease("s", time.time()), LOCAL_OWNER, "")
         assert live.record.id in engine.boxes
 
 
 async def test_a_box_that_is_stopped_while_it_is_asked_for_its_jobs_keeps_its_files(tmp_path: Path) -> None:
-    """P16: a stopped box has no idle clock."""
+    """A stopped box has no idle clock (P16)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create(idle_timeout_sec=60, retention="persistent")
@@ -166,7 +166,7 @@ async def test_a_box_that_is_stopped_while_it_is_asked_for_its_jobs_keeps_its_fi
 
 
 async def test_an_operation_that_begins_while_the_clock_waits_its_turn_gets_its_grace(tmp_path: Path) -> None:
-    """Lesson 6."""
+    """Proves (lesson 6)."""
     engine = Engine()
     async with opened(engine, tmp_path, lease_sec=0) as hutch:  # nothing to renew
         box = await hutch.create(ttl_sec=100)

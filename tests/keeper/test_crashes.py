@@ -159,7 +159,10 @@ def rounds(count: int, seed: int, restarts: int) -> Counter[str]:
 
 @pytest.mark.alone
 def test_ten_kills_lose_nothing_and_leave_nothing() -> None:
-    """Lessons 1, 2, 4 and 10; B27, P16: a box, its files, its jobs and their unread output outlive a killed keeper."""
+    """A box, its files, its jobs and their unread output outlive a killed keeper (B27, P16).
+
+    No crash leaks or loses anything (lesson 1, lesson 2, lesson 4, lesson 10).
+    """
     counts = rounds(10, seed=1, restarts=0)
     assert all(counts[f"found again: {what}"] for what in ("boxes", "files", "jobs")), counts
 

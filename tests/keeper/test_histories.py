@@ -110,7 +110,7 @@ def without_pins(keeper: Keeper) -> None:
 
 def without_intent(keeper: Keeper) -> None:
     """The record is written after the box was made, so a crash between leaves a box that nobody knows."""
-    states, maker = keeper.states, keeper._creator
+    states, maker = keeper.states, keeper.creator
 
     open_now = states.open
 
@@ -173,7 +173,7 @@ def _on_every_box(keeper: Keeper, change: Callable[[Live], None]) -> None:
             super().__setitem__(key, live)
 
     boxes = Boxes()
-    for part in (keeper, keeper._creator, keeper.teardown):
+    for part in (keeper, keeper.creator, keeper.teardown):
         name = "_live" if part is keeper else "_boxes"
         setattr(part, name, boxes)
     keeper._clocks._boxes = boxes.values

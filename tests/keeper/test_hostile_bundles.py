@@ -191,7 +191,7 @@ def test_segments_that_make_no_sense(place: Path, segments: str) -> None:
 
 
 async def test_a_file_opens_nothing_of_the_host(place: Path) -> None:
-    """Lesson 44: a box may have written the file. Mounts, a host workspace and private networks are not carried, and a
+    """A box may have written the file (lesson 44). Mounts, a host workspace and private networks are not carried, and a
     note says so; the control names the mount beside the same file."""
     (place / "outside" / "secret").write_text("of the host")
     mounts = [{"source": f"{place}/outside", "target": "/mnt/out", "mode": "rw"}]
@@ -209,7 +209,7 @@ async def test_a_file_opens_nothing_of_the_host(place: Path) -> None:
 
 
 async def test_a_file_does_not_choose_the_bare_host(place: Path) -> None:
-    """Lesson 44: the provider `host` is asked for by name, and a file's word is not that."""
+    """The provider `host` is asked for by name, and a file's word is not that (lesson 44)."""
     bad = packed(place / "bad", manifest(provider="host"))
     async with Hutch(store="memory") as hutch:
         with pytest.raises(Refused, match="isolates nothing"):

@@ -26,7 +26,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
-from tests.keeper.house import keeper_on, opened
+from tests.keeper.faulty_keeper import keeper_on, opened
 
 
 async def test_a_box_lives_and_goes(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_a_box_lives_and_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["create", "boot"])
 async def test_a_failed_creation_leaves_nothing_and_frees_the_quota(step: str, tmp_path: Path) -> None:
-    """Lessons 4 and 8."""
+    """Proves (lesson 4, lesson 8)."""
     engine = Engine()
     async with opened(engine, tmp_path, max_boxes=1) as hutch:
         for _ in range(3):
@@ -61,7 +61,7 @@ async def test_a_failed_creation_leaves_nothing_and_frees_the_quota(step: str, t
 
 
 async def test_a_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
-    """Lesson 4: destroyed during a slow boot."""
+    """Destroyed during a slow boot (lesson 4)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         engine.delay = 0.05
@@ -76,7 +76,7 @@ async def test_a_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_one_slow_creation_blocks_nobody_else(tmp_path: Path) -> None:
-    """Lesson 9: single-flight for each key, no lock for all."""
+    """Single-flight for each key, no lock for all (lesson 9)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         gate = asyncio.Event()
@@ -112,7 +112,7 @@ async def test_the_same_key_gives_one_box(tmp_path: Path) -> None:
 
 
 async def test_the_quota_counts_creations_under_way(tmp_path: Path) -> None:
-    """B15: enforced at creation, also when many come at once."""
+    """Enforced at creation, also when many come at once (B15)."""
     engine = Engine()
     async with opened(engine, tmp_path, max_boxes=3) as hutch:
         engine.delay = 0.01
@@ -122,7 +122,7 @@ async def test_the_quota_counts_creations_under_way(tmp_path: Path) -> None:
 
 
 async def test_a_takeover_ends_the_old_handle_at_once(tmp_path: Path) -> None:
-    """Lesson 5: however late the old holder comes, its epoch is old."""
+    """However late the old holder comes, its epoch is old (lesson 5)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -140,7 +140,7 @@ async def test_a_takeover_ends_the_old_handle_at_once(tmp_path: Path) -> None:
 
 
 async def test_destroying_twice_at_once_is_one_destruction(tmp_path: Path) -> None:
-    """Lesson 3: one transition; whoever comes second waits and finds it gone."""
+    """One transition; whoever comes second waits and finds it gone (lesson 3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -151,7 +151,7 @@ async def test_destroying_twice_at_once_is_one_destruction(tmp_path: Path) -> No
 
 
 async def test_a_box_that_is_being_destroyed_cannot_be_used(tmp_path: Path) -> None:
-    """P4: the message says what state excludes the use."""
+    """The message says what state excludes the use (P4)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -165,7 +165,7 @@ async def test_a_box_that_is_being_destroyed_cannot_be_used(tmp_path: Path) -> N
 
 
 async def test_an_engine_that_refuses_to_destroy_makes_an_error_not_a_loop(tmp_path: Path) -> None:
-    """P9: bounded tries; the box stays visible and counted while its resource lives."""
+    """Bounded tries; the box stays visible and counted while its resource lives (P9)."""
     engine = Engine()
     async with opened(engine, tmp_path, max_boxes=1) as hutch:
         box = await hutch.create()
@@ -241,7 +241,7 @@ async def test_pause_and_wake_by_use(tmp_path: Path) -> None:
 
 
 async def test_hooks_see_every_box_come_and_go(tmp_path: Path) -> None:
-    """P10: created after the lease, destroyed on every path."""
+    """Created after the lease, destroyed on every path (P10)."""
     engine = Engine()
     seen: list[str] = []
     async with opened(engine, tmp_path) as hutch:
@@ -274,7 +274,7 @@ async def test_a_failed_created_hook_fails_the_creation(tmp_path: Path) -> None:
 
 
 async def test_switched_off_makes_nothing(tmp_path: Path) -> None:
-    """B20: no process, no connection, no file."""
+    """No process, no connection, no file (B20)."""
     engine = Engine()
     async with opened(engine, tmp_path, enabled=False) as hutch:
         with pytest.raises(Disabled):
@@ -283,7 +283,7 @@ async def test_switched_off_makes_nothing(tmp_path: Path) -> None:
 
 
 async def test_an_empty_command_is_refused_when_it_is_run(tmp_path: Path) -> None:
-    """B7."""
+    """Proves (B7)."""
     async with opened(Engine(), tmp_path) as hutch, hutch.box() as box:
         for empty in ("", "  \n", [], [""]):
             with pytest.raises(Invalid, match="empty"):
@@ -291,14 +291,14 @@ async def test_an_empty_command_is_refused_when_it_is_run(tmp_path: Path) -> Non
 
 
 async def test_a_clamped_timeout_is_reported(tmp_path: Path) -> None:
-    """B4."""
+    """Proves (B4)."""
     async with opened(Engine(), tmp_path) as hutch, hutch.box() as box:
         result = await box.exec("true", timeout=600)
         assert result.notes == ("timeout_sec 600 → 120: maximum of the box's profile",)
 
 
 async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:
-    """B8, B9, S3: first use creates, later ones reuse, other values get their own."""
+    """First use creates, later ones reuse, other values get their own (B8, B9, S3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         async with hutch.box_for("{chat}_{user}", chat=7, user=3) as first:
@@ -313,7 +313,7 @@ async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:
 
 
 async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -> None:
-    """S3: unhealthy boxes are replaced, and the caller is told that state was lost."""
+    """Unhealthy boxes are replaced, and the caller is told that state was lost (S3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         async with hutch.box_for("user", sender_id=1) as first:
@@ -328,7 +328,7 @@ async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -
 
 
 async def test_health_is_not_checked_on_every_call(tmp_path: Path) -> None:
-    """Lesson 14."""
+    """Proves (lesson 14)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         for _ in range(5):
@@ -339,7 +339,7 @@ async def test_health_is_not_checked_on_every_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", range(0, 30, 2))
 async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp_path: Path) -> None:
-    """Lesson 4: also while the store is writing, when the record is there and the caller does not know it yet."""
+    """Also while the store is writing, when the record is there and the caller does not know it yet (lesson 4)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         creating = asyncio.create_task(hutch.create())
@@ -355,7 +355,7 @@ async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp
 
 
 async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_path: Path) -> None:
-    """Lesson 7: a released box is found again only by who may: not by another owner, and never as a fresh one."""
+    """A released box is found again only by who may: not by another owner, and never as a fresh one (lesson 7)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         keeper = hutch._keeper
@@ -370,7 +370,7 @@ async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_pa
 
 
 async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> None:
-    """Lesson 11: listings answer from the keeper's own memory, also between a loss and its discovery."""
+    """Listings answer from the keeper's own memory, also between a loss and its discovery (lesson 11)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -385,7 +385,7 @@ async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> N
 
 
 async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
-    """Lesson 13, S4: a box's own clocks are part of its order, and no engine ends it before our grace is over."""
+    """A box's own clocks are part of its order; no engine ends it before our grace is over (S4, lesson 13)."""
     engine = Engine()
     async with opened(engine, tmp_path, orphan_grace_sec=77) as hutch:
         await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
@@ -397,7 +397,7 @@ async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_restored_box_has_the_rest_of_its_ttl(tmp_path: Path) -> None:
-    """Lesson 13: its life is counted from its creation, by its own clock as by ours."""
+    """Its life is counted from its creation, by its own clock as by ours (lesson 13)."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     box = await first.create(ttl_sec=1000, retention="persistent")
@@ -411,7 +411,7 @@ async def test_a_restored_box_has_the_rest_of_its_ttl(tmp_path: Path) -> None:
 async def test_a_box_destroyed_while_it_is_made_is_gone_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lesson 4: the boot fails under the destroyer's hands, and there is nothing left for it to clean."""
+    """The boot fails under the destroyer's hands, and there is nothing left for it to clean (lesson 4)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         engine.delay = 0.05

@@ -4,7 +4,7 @@ import pytest
 
 from hutch.errors import BoxBusy
 from hutch.keeper.access import leases
-from tests.keeper.making import record
+from tests.keeper.sample_records import record
 
 
 def test_a_free_box_is_acquired_with_a_new_epoch() -> None:
@@ -15,7 +15,7 @@ def test_a_free_box_is_acquired_with_a_new_epoch() -> None:
 
 
 def test_a_held_box_is_busy_and_says_until_when() -> None:
-    """P6, P7: busy is an answer, not a crash."""
+    """Busy is an answer, not a crash (P6, P7)."""
     box = record().but(lease=leases.new_lease("somebody-else", 100.0))
     with pytest.raises(BoxBusy) as caught:
         leases.fields_to_acquire(box, "s2", 200.0)
@@ -24,7 +24,7 @@ def test_a_held_box_is_busy_and_says_until_when() -> None:
 
 
 def test_the_holder_renews_without_a_new_epoch_and_never_shortens() -> None:
-    """P6: renewal never shortens."""
+    """Renewal never shortens (P6)."""
     box = record().but(lease=leases.new_lease("s1", 100.0, 6000.0))
     fields = leases.fields_to_acquire(box, "s1", 200.0)
     assert "epoch" not in fields
@@ -33,14 +33,14 @@ def test_the_holder_renews_without_a_new_epoch_and_never_shortens() -> None:
 
 
 def test_an_expired_lease_is_over_for_good() -> None:
-    """P6: an expired lease cannot be renewed, even by its holder: it is a new one, of a new epoch."""
+    """An expired lease cannot be renewed, even by its holder: it is a new one, of a new epoch (P6)."""
     box = record().but(lease=leases.new_lease("s1", 100.0))
     fields = leases.fields_to_acquire(box, "s1", 800.0)
     assert fields["epoch"] == box.epoch + 1
 
 
 def test_a_lease_without_end_holds_until_released() -> None:
-    """P6: 0 disables expiry."""
+    """0 disables expiry (P6)."""
     box = record().but(lease=leases.new_lease("s1", 100.0, 0.0))
     with pytest.raises(BoxBusy) as caught:
         leases.fields_to_acquire(box, "s2", 1e12)

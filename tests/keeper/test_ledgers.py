@@ -1,4 +1,4 @@
-"""Every ledger keeps the same promises; and the queue before it loses nothing, whatever the ledger does."""
+"""All ledgers behave alike, and the queue before them loses nothing, whatever the ledger does."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ async def test_chains_are_listed_by_box_and_owner(opened: Open) -> None:
 
 
 async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Open) -> None:
-    """Issue 4.4: retention is no tampering; a live box keeps all its receipts."""
+    """Retention does not count as tampering, and a live box keeps all its receipts."""
     ledger = opened()
     now = time.time()
     old, older, fresh = now - 40 * 86400, now - 50 * 86400, now - 86400
@@ -104,15 +104,17 @@ async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Op
     await receipts.close()
 
 
-@pytest.mark.parametrize("opened", ["sqlite", "postgres"], indirect=True)  # the other has all in memory anyhow
+@pytest.mark.parametrize("opened", ["sqlite", "postgres"], indirect=True)  # the third has everything in memory anyway
 async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open) -> None:
-    """Issue 4, the soak: reading all chains to find the old ones raised a server's memory with every box it had ever
-    made. Whatever there is, a look at it costs no more than a page does."""
+    """The memory of a prune is bounded by a page, however many chains there are.
+
+    Reading all chains to find old ones once raised a server's memory with every box that it had ever created.
+    """
     ledger = opened()
     now, rows = time.time(), 4 * PRUNE_BATCH
     await ledger.append([draft(number, op, at=now) for number in range(rows) for op in ("exec", GONE)])
     receipts = Receipts(ledger, mode="off")
-    assert await receipts.prune() == 0  # what is imported and prepared once
+    assert await receipts.prune() == 0  # the first prune pays for imports and preparation
     tracemalloc.start()
     try:
         assert await receipts.prune() == 0
@@ -127,7 +129,7 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
 
 
 async def test_nobodys_receipts_make_those_of_another_go(opened: Open) -> None:
-    """8g, one owner's notes pruned another's chain: the number that is kept is each owner's own."""
+    """One owner's notes never prune another's chain: the number of receipts kept applies to each owner."""
     ledger, now = opened(), time.time()
     await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
     await ledger.append([draft(2, op, at=now - 50, owner="loud") for op in ("exec", GONE)])
@@ -143,7 +145,7 @@ async def test_nobodys_receipts_make_those_of_another_go(opened: Open) -> None:
 
 
 async def test_memory_is_shared_out_fairly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where receipts are bounded by memory: whoever has less than his share loses nothing."""
+    """In memory too, an owner who uses less than an equal share loses nothing."""
     monkeypatch.setattr("hutch.keeper.receipts.ledger.MEMORY_ROWS", 100)
     ledger, now = MemoryLedger(), time.time()
     await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
@@ -153,9 +155,8 @@ async def test_memory_is_shared_out_fairly(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(not chain.pruned_at for chain in await ledger.chains("loud", "", 100)) <= 50
 
 
-async def test_a_daybook_is_pruned_when_its_day_is_long_over(opened: Open) -> None:
-    """Issue 5.2: what concerns no box is kept by days, each of one owner; it goes like the chain of a box that ended,
-    and never while it is still written to."""
+async def test_an_owner_log_is_pruned_when_its_day_is_long_over(opened: Open) -> None:
+    """An owner log holds one owner's day; it is pruned like the chain of a destroyed box, never while it is open."""
     ledger, now = opened(), time.time()
     old, today = owner_log("o", now - 40 * 86400), owner_log("o", now)
     assert len({old, today, owner_log("p", now)}) == 3
@@ -186,7 +187,7 @@ async def test_many_writers_at_once(opened: Open) -> None:
 
 
 class Forgetful(Connections):
-    """The first answer to everything is lost on its way: the same work is tried again."""
+    """Loses the first answer to everything, so that all work is tried again."""
 
     def _attempt(self, work: Callable[[Connection, bool], T], retried: bool) -> T:
         super()._attempt(work, retried)
@@ -206,7 +207,7 @@ async def test_a_lost_answer_of_postgres_doubles_nothing(database: str) -> None:
 
 
 class Moody(MemoryLedger):
-    """Fails as often as it is told to, and stands still while it is told to: a disk does neither on demand."""
+    """Fails or stands still when the test says so, which a real disk does not do on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +226,7 @@ class Moody(MemoryLedger):
 
 
 async def test_receipts_are_committed_in_groups() -> None:
-    """Issue 4.4: off the reply path."""
+    """Receipts that arrive together cost one commit, off the reply path."""
     ledger = Moody()
     queue = ReceiptQueue(ledger)
     for _ in range(100):
@@ -260,7 +261,7 @@ async def test_a_receipt_that_cannot_be_written_down_takes_no_other_with_it() ->
 
 
 async def test_a_receipt_without_any_words_leaves_a_gap() -> None:
-    """It is tried no further, and what stands beside it keeps its details."""
+    """Such a receipt is not tried again, and its neighbours keep their details."""
     ledger = MemoryLedger()
     queue = ReceiptQueue(ledger)
     queue.put(draft(1))
@@ -273,7 +274,7 @@ async def test_a_receipt_without_any_words_leaves_a_gap() -> None:
 
 
 async def test_the_end_does_not_wait_for_a_ledger_that_never_comes_back() -> None:
-    """Tried a few times more, also out of a long pause; then what is left is named, not retried for ever."""
+    """Closing tries a few more times, even out of a long pause, and then returns what is left."""
     ledger = Moody()
     ledger.fails = 1_000_000
     queue = ReceiptQueue(ledger)
@@ -300,7 +301,7 @@ async def test_the_end_does_not_wait_for_a_ledger_that_stands_still(monkeypatch:
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare (util-linux)")
 async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: Path) -> None:
-    """Issue 4.4: bounded tries at the end; the chain of a box that went meanwhile gets a gap and its end, once."""
+    """The next keeper adds a gap and an end, once, to the chain of a box that was destroyed meanwhile."""
     script = f"mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} {FULL_DISK} {tmp_path}"
     done = await asyncio.to_thread(
         subprocess.run, ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=120
@@ -311,7 +312,7 @@ async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: 
 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Back-pressure: waits for room first, then refuses; never drops."""
+    """A full queue first waits for space and then refuses; it never drops a receipt."""
     monkeypatch.setattr(receipt_queue, "MAX_WAITING", 5)
     monkeypatch.setattr(receipt_queue, "TIMEOUT_SECONDS", 0.05)
     ledger = Moody()

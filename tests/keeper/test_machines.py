@@ -1,4 +1,4 @@
-"""Keepers on several machines share one PostgreSQL: who lives, who may take over what, and histories of it all."""
+"""Keepers on several machines share one PostgreSQL: liveness, takeover, and random histories of both."""
 
 import asyncio
 import os
@@ -23,8 +23,8 @@ from hutch.keeper.takeover import heartbeat
 from hutch.keeper.takeover.heartbeat import Heartbeat
 from hutch.model.spec import Spec
 from tests.keeper.faulty import Engine, FaultyProvider
+from tests.keeper.faulty_keeper import die
 from tests.keeper.histories import ON_SEVERAL_MACHINES, OPERATIONS, History, Step
-from tests.keeper.house import die
 from tests.keeper.postgres_server import Server
 from tests.proofs import write
 
@@ -34,11 +34,11 @@ PROVING = bool(os.environ.get("HUTCH_PROVE"))
 SUCCEEDED: Counter[str] = Counter()
 
 
-# --- who lives ------------------------------------------------------------------------------------------------------
+# --- liveness -------------------------------------------------------------------------------------------------------
 
 
 class House:
-    """Machines that share a database; each keeper on the engine of its machine, or all on one that all can reach."""
+    """Machines that share a database; each has an engine of its own, or all share one that all can reach."""
 
     def __init__(self, top: Path, database: str, portable: bool) -> None:
         self._top = top
@@ -68,7 +68,7 @@ class House:
         die(keeper.liveness)
 
     def grow_old(self, keeper: Keeper) -> None:
-        """Minutes pass on the server in which this keeper does not renew its row."""
+        """Age the row of this keeper, as if it had not renewed it for minutes."""
         with psycopg.connect(self._database, autocommit=True) as db:
             db.execute("UPDATE hutch.keepers SET beat_at = beat_at - interval '5 min' WHERE id = %s", (keeper.id,))
 
@@ -95,7 +95,7 @@ async def test_on_one_machine_a_killed_keeper_is_dead_at_once(house: House) -> N
 
 
 async def test_boxes_of_another_machine_are_left_to_its_keepers(house: House) -> None:
-    """Lesson 10: a dead keeper's box that cannot be reached from here is neither taken nor forgotten."""
+    """A dead keeper's box on another machine is neither taken over nor forgotten (lesson 10)."""
     first = await house.keeper(0)
     box = (await first.create(Spec(), session="s", key="k")).record
     await house.crash(first)
@@ -149,7 +149,7 @@ async def test_a_slow_keeper_that_was_taken_for_dead_notices_before_it_acts(hous
 
 
 async def test_heartbeats_go_on_by_themselves_and_the_dead_are_found(tmp_path: Path, database: str) -> None:
-    """The server's clock alone decides; a keeper looks around for the dead from time to time."""
+    """Only the database's clock decides, and a keeper searches for dead ones from time to time."""
     adopted = asyncio.Event()
 
     class Keeping:
@@ -200,7 +200,7 @@ def play(
         return played.violations
 
 
-# A violation is shown as it was found: to make it smaller against a real server would take minutes.
+# A violation is shown unshrunk: shrinking it against a real server would take minutes.
 MANY = settings(
     max_examples=250 if PROVING else 6,
     deadline=None,
@@ -220,7 +220,7 @@ def test_keepers_of_one_machine_hold_the_properties(postgres: Server) -> None:
 
 
 def test_keepers_of_two_machines_hold_the_properties(postgres: Server) -> None:
-    """Also when they stall, and are taken for dead while they live."""
+    """The properties hold also when living keepers stall and are taken for dead."""
 
     @given(steps(ON_SEVERAL_MACHINES))
     @MANY
@@ -236,7 +236,7 @@ def never_lapsed(keeper: Keeper) -> None:
 
 
 def test_without_the_lapse_a_stalled_keeper_acts_on_boxes_it_has_lost(postgres: Server) -> None:
-    """The control: this defence is needed."""
+    """This is the control: without the lapse the properties break."""
     found: list[str] = []
 
     @given(steps(("create", "create", "exec", "exec", "exec", "stall", "again")))

@@ -56,7 +56,10 @@ def histories(count: int) -> Counter[str]:
 
 @pytest.mark.alone
 def test_histories_of_real_boxes() -> None:
-    """Lessons 1 to 5, 8, 10 and 12: no leaked process, group, directory or row, no double owner, no stale epoch."""
+    """There is no leaked process, group, directory or row, no double owner, no stale epoch.
+
+    (lesson 1, lesson 2, lesson 3, lesson 4, lesson 5, lesson 8, lesson 10, lesson 12)
+    """
     succeeded = histories(5)
     assert succeeded["create"] and succeeded["exec"] and succeeded["crash"], succeeded
 

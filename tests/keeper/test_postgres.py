@@ -1,4 +1,4 @@
-"""PostgreSQL as a store: what only a server can do to it, and how a configuration leads there."""
+"""PostgreSQL as a store: concurrency, lost answers, restarts of the server, and the configuration."""
 
 import asyncio
 import subprocess
@@ -19,9 +19,9 @@ from hutch.keeper.store.open_store import open_store
 from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.takeover.prune import prune
 from hutch.model.boxes import Event
-from tests.keeper.house import crash
-from tests.keeper.making import record
+from tests.keeper.faulty_keeper import crash
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ async def test_stores_that_start_together_make_one_schema(database: str) -> None
 
 
 async def test_two_stores_on_one_database_see_each_other(database: str) -> None:
-    """Lesson 3: compare-and-set is the database's, whoever writes from wherever."""
+    """The database itself does the compare-and-set, so it holds for writers on any machine (lesson 3)."""
     one, two = PostgresStore(database), PostgresStore(database)
     box = record()
     await one.insert(box, event(box))
@@ -67,7 +67,7 @@ async def test_a_newer_schema_is_refused(database: str) -> None:
 
 
 async def test_boxes_of_one_name_from_an_older_release_stay_usable(database: str) -> None:
-    """As on SQLite."""
+    """As on SQLite, one of the boxes keeps the name, and the others can be changed like any box."""
     boxes = [(box := record()).but(spec=box.spec.but(name=name)) for name in ("web", "web", "")]
     older = PostgresStore(database)
     for box in boxes:
@@ -95,7 +95,7 @@ async def test_boxes_of_one_name_from_an_older_release_stay_usable(database: str
 
 
 async def test_whoever_follows_events_misses_none(database: str) -> None:
-    """Numbers are drawn in one order and appear in another: a reader must not step over one that is on its way."""
+    """Events are numbered in one order and become visible in another; a reader must not skip one."""
     store, reader = PostgresStore(database), PostgresStore(database)
     boxes = [record() for _ in range(8)]
     for box in boxes:
@@ -141,7 +141,7 @@ async def test_an_event_on_its_way_holds_back_later_ones(database: str) -> None:
 
 
 async def test_a_write_whose_answer_was_lost_is_recognised(database: str) -> None:
-    """The second try finds what the first one did, and what another one did instead."""
+    """A second attempt recognises what the first one wrote, and what another writer wrote instead."""
     store = PostgresStore(database)
     box = record(key="k")
     moved, grave = box.but(version=2), Tombstone(id=box.id, owner=box.owner, reason="done", at=2e9)
@@ -185,7 +185,7 @@ async def test_a_server_that_restarts_is_a_pause_and_one_that_stays_away_an_erro
 
 @pytest.fixture
 def own_server(postgres: Server) -> Iterator[Server]:
-    """The one of all tests, up again for the next."""
+    """The shared server, restarted afterwards for the next test."""
     yield postgres
     postgres.stop()
     postgres.start()
@@ -227,7 +227,7 @@ def test_without_the_driver_the_error_says_what_to_install() -> None:
 
 
 async def test_native_boxes_with_their_records_in_postgresql(database: str, hutch_directories: Path) -> None:
-    """P16: a persistent box comes back with its files; whoever shares the state directory takes it over at once."""
+    """A persistent box comes back with its files, and a keeper of its state directory takes it over at once (P16)."""
     settings: dict[str, Any] = {"store": database, "provider": "native"}
     async with Hutch(**settings) as hutch:
         box = await hutch.create(retention="persistent", key="k", memory_mb=64)
@@ -247,7 +247,7 @@ async def test_native_boxes_with_their_records_in_postgresql(database: str, hutc
 
 
 async def test_prune_asks_the_same_database(database: str, tmp_path: Path, short: Path) -> None:
-    """What a dead keeper of this place left temporary goes; what is kept, and what is another place's, stays."""
+    """Prune removes temporary boxes of dead keepers here; persistent ones and those of other places stay."""
     settings: dict[str, Any] = {"store": database, "provider": "native", "run_dir": str(short)}
     here = Hutch(**settings, state_dir=str(tmp_path / "here"))
     passing = await here.create(memory_mb=64)
@@ -266,6 +266,6 @@ async def test_prune_asks_the_same_database(database: str, tmp_path: Path, short
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A run directory: the path of a socket has 108 bytes."""
+    """A run directory with a short path: the path of a socket has at most 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="h-", dir="/tmp") as name:
         yield Path(name) / "r"

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from hutch.errors import BoxBusy, Conflict, EngineError, LeaseLost, QuotaExceeded
-from hutch.keeper.boxes import pause
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 from tests.keeper.gates import GatedStore
-from tests.keeper.house import crash, keeper_on, opened
 
 PATIENCE = 30.0
 
@@ -26,7 +25,7 @@ async def as_far_as_it_comes() -> None:
 
 @pytest.mark.parametrize("limits", [{"quotas": {"*": {"boxes": 1}}}, {"max_boxes": 1, "quotas": {"*": {"boxes": 9}}}])
 async def test_a_box_made_while_another_looks_for_room_counts(limits: dict[str, Any], tmp_path: Path) -> None:
-    """B15: what the store said before another box was on record is not believed after."""
+    """What the store said before another box was on record is not believed after (B15)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store, **limits) as hutch:
         gate = store.gates.shut("all")
@@ -41,7 +40,7 @@ async def test_a_box_made_while_another_looks_for_room_counts(limits: dict[str, 
 
 
 async def test_many_at_once_get_no_more_than_the_quota(tmp_path: Path) -> None:
-    """B15."""
+    """Proves (B15)."""
     engine = Engine()
     async with opened(engine, tmp_path, quotas={"*": {"boxes": 3}}) as hutch:
         results = await asyncio.gather(*(hutch.create() for _ in range(12)), return_exceptions=True)
@@ -50,7 +49,7 @@ async def test_many_at_once_get_no_more_than_the_quota(tmp_path: Path) -> None:
 
 
 async def test_boxes_of_the_pool_count_for_whoever_gets_them(tmp_path: Path) -> None:
-    """B15: a ready box is quicker to get, not another way around a quota; nor does a quota hold up the pool."""
+    """A ready box is quicker to get, not another way around a quota; nor does a quota hold up the pool (B15)."""
     engine = Engine()
     async with opened(engine, tmp_path, pool={"default": 3}, quotas={"*": {"boxes": 2}}) as hutch:
         pool = hutch._keeper.pool
@@ -64,7 +63,7 @@ async def test_boxes_of_the_pool_count_for_whoever_gets_them(tmp_path: Path) -> 
 
 
 async def test_room_that_comes_free_while_somebody_looks_is_not_missed(tmp_path: Path) -> None:
-    """B15: the queue is for those who find no room, not for those who looked too early."""
+    """The queue is for those who find no room, not for those who looked too early (B15)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store, queue_sec=3600, quotas={"*": {"boxes": 1}}) as hutch:
         first = await hutch.create()
@@ -79,7 +78,7 @@ async def test_room_that_comes_free_while_somebody_looks_is_not_missed(tmp_path:
 
 
 async def test_a_box_is_counted_once_while_its_record_is_written(tmp_path: Path) -> None:
-    """B15: a creation that is under way and already on record is one box, not two."""
+    """A creation that is under way and already on record is one box, not two (B15)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store, quotas={"*": {"boxes": 2}}) as hutch:
         gate = store.gates.shut("insert")
@@ -93,7 +92,7 @@ async def test_a_box_is_counted_once_while_its_record_is_written(tmp_path: Path)
 
 
 async def test_a_command_that_begins_while_its_box_is_paused_wakes_it(tmp_path: Path) -> None:
-    """Lesson 3: sent to a box that is about to stand still, it would never end."""
+    """Sent to a box that is about to stand still, it would never end (lesson 3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -110,7 +109,7 @@ async def test_a_command_that_begins_while_its_box_is_paused_wakes_it(tmp_path: 
 
 
 async def test_a_command_that_was_faster_than_the_record_is_not_paused(tmp_path: Path) -> None:
-    """Lesson 3: it began before anybody could know that the box was to sleep."""
+    """It began before anybody could know that the box was to sleep (lesson 3)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         box = await hutch.create()
@@ -129,13 +128,13 @@ async def test_a_command_that_was_faster_than_the_record_is_not_paused(tmp_path:
 
 
 async def test_a_keeper_that_dies_while_it_pauses_a_box_leaves_one_that_is_woken(tmp_path: Path) -> None:
-    """Lesson 2: nobody knows whether it was frozen, so the record says that it may be."""
+    """Nobody knows whether it was frozen, so the record says that it may be (lesson 2)."""
     engine = Engine()
     dying = keeper_on(engine, tmp_path)
     await dying.start()
     live = await dying.create(Spec(), session="s")
     gate = engine.gates.shut("pause")
-    pausing = asyncio.create_task(pause.pause(dying, live))
+    pausing = asyncio.create_task(dying.pauser.pause(live))
     await gate.reached.wait()
     await crash(dying)
     async with opened(engine, tmp_path) as hutch:
@@ -159,7 +158,7 @@ async def test_a_box_that_could_not_be_paused_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["handle", "id"])
 async def test_a_box_that_is_taken_over_while_its_end_waits_its_turn_lives(by: str, tmp_path: Path) -> None:
-    """P6, lesson 5: whose the box is, is asked when its end begins."""
+    """The holder of the box is checked when its end begins (P6, lesson 5)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         box = await hutch.create()
@@ -176,7 +175,7 @@ async def test_a_box_that_is_taken_over_while_its_end_waits_its_turn_lives(by: s
 
 
 async def test_nobody_makes_a_box_before_the_keeper_has_started(tmp_path: Path) -> None:
-    """Lesson 10: a box of a keeper that is not claimed looks abandoned to every other."""
+    """A box of a keeper that is not claimed looks abandoned to every other (lesson 10)."""
     engine, store = Engine(), GatedStore()
     hutch = Hutch(keeper=keeper_on(engine, tmp_path, store=store))
     gate = store.gates.shut("all")
@@ -195,7 +194,7 @@ async def test_nobody_makes_a_box_before_the_keeper_has_started(tmp_path: Path) 
 
 @pytest.mark.parametrize(("step", "way"), [("replace", "attach"), ("put_note", "switch")])
 async def test_a_lease_is_not_released_under_a_handle_that_is_on_its_way(step: str, way: str, tmp_path: Path) -> None:
-    """P6, lesson 5: the last handle went, but the next one of the same session was coming."""
+    """The last handle was closed, but the next one of the same session was about to open (P6, lesson 5)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         bot = hutch.for_session("bot")
@@ -215,7 +214,7 @@ async def test_a_lease_is_not_released_under_a_handle_that_is_on_its_way(step: s
 
 
 async def test_a_key_whose_box_is_being_destroyed_gives_a_new_one(tmp_path: Path) -> None:
-    """Lesson 3: whoever creates waits for the end of what is ending."""
+    """Whoever creates waits for the end of what is ending (lesson 3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         old = await hutch.create(key="k")
@@ -232,7 +231,7 @@ async def test_a_key_whose_box_is_being_destroyed_gives_a_new_one(tmp_path: Path
 
 
 async def test_two_changes_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
-    """B14."""
+    """Proves (B14)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -247,7 +246,7 @@ async def test_two_changes_at_once_do_not_undo_each_other(tmp_path: Path) -> Non
 
 
 async def test_a_keeper_that_goes_waits_for_the_ends_that_are_under_way(tmp_path: Path) -> None:
-    """Lesson 2: what is half destroyed is not left behind."""
+    """What is half destroyed is not left behind (lesson 2)."""
     engine = Engine()
     keeper = keeper_on(engine, tmp_path)
     await keeper.start()
@@ -266,7 +265,7 @@ async def test_a_keeper_that_goes_waits_for_the_ends_that_are_under_way(tmp_path
 
 
 async def test_two_first_calls_of_a_session_work_in_one_box(tmp_path: Path) -> None:
-    """P7, lesson 9: the second finds what the first made, and another session waits for neither."""
+    """The second call finds the box of the first, and another session waits for neither (P7, lesson 9)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         gate = engine.gates.shut("create")
@@ -283,7 +282,7 @@ async def test_two_first_calls_of_a_session_work_in_one_box(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_a_name_is_given_once(pooled: bool, tmp_path: Path) -> None:
-    """Lesson 3: both found it free."""
+    """Both found it free (lesson 3)."""
     engine, store = Engine(), GatedStore()
     pool = {"default": 1} if pooled else {}
     async with opened(engine, tmp_path, store=store, pool=pool) as hutch:
@@ -303,7 +302,7 @@ async def test_a_name_is_given_once(pooled: bool, tmp_path: Path) -> None:
 
 
 async def test_a_name_is_not_given_to_two_boxes_that_are_renamed(tmp_path: Path) -> None:
-    """Lesson 3."""
+    """Proves (lesson 3)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         one, other = await hutch.create(), await hutch.create()

@@ -1,4 +1,4 @@
-"""Tampering with receipts, byte by byte: whatever is changed in what is stored or exported, `verify` finds it."""
+"""Tampering with receipts: `verify` finds every change of what is stored or exported, byte by byte."""
 
 import asyncio
 import hashlib
@@ -90,7 +90,7 @@ def path(store: bytes, tmp_path: Path) -> Path:
 def test_one_changed_byte_in_any_stored_receipt_is_found(
     store: bytes, box: str, seq: int, column: str, place: int, bits: int
 ) -> None:
-    """Issue 4, done when: one changed byte in any receipt is found, and the receipt is named."""
+    """One changed byte in any receipt is found, and the receipt is named."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "receipts.db"
         path.write_bytes(store)
@@ -178,7 +178,7 @@ def _removed(path: Path, why: str, limit: float, ended_at: float, pruned_at: flo
 async def test_what_retention_did_not_ask_for_is_found(
     path: Path, why: str, limit: float, ended_at: float, problem: str
 ) -> None:
-    """8g, `verify` said ok of a chain that was removed before its time."""
+    """A chain that was removed before its time does not verify."""
     _removed(path, why, limit, ended_at, 200.0)
     [check] = await verified(path, A)
     assert not check.ok and check.broken == 0 and problem in check.problem, check
@@ -186,7 +186,7 @@ async def test_what_retention_did_not_ask_for_is_found(
 
 @pytest.mark.parametrize(("why", "limit"), [("age", 50.0), ("rows", 3.0), ("earlier", 0.0)])
 async def test_what_retention_asked_for_is_in_order(path: Path, why: str, limit: float) -> None:
-    """Its control."""
+    """This is the control: chains that retention removed verify."""
     _removed(path, why, limit, 100.0, 200.0)
     [check] = await verified(path, A)
     assert check.ok and check.pruned_why == why, check
@@ -198,7 +198,7 @@ def _change_types(path: Path) -> None:
 
 
 def _add(path: Path) -> None:
-    """A receipt that follows properly, written by somebody who did not know of the head record."""
+    """A correctly linked receipt of somebody who did not update the head record."""
     with sqlite3.connect(path) as db:
         [head] = db.execute("SELECT head FROM chains WHERE box = ?", (A,)).fetchone()
         body = draft(A, 7).but(seq=7, prev=head).to_json()
@@ -214,7 +214,7 @@ def _add(path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_what_is_missing_moved_or_added_is_found(path: Path, tamper: Callable[[Path], None], broken: int) -> None:
-    """Deleted in the middle, at the begin and at the end, reordered, renumbered, another box's, made up."""
+    """Receipts deleted anywhere, reordered, renumbered, taken from another box or made up are found."""
     tamper(path)
     [check] = await verified(path, A)
     assert (check.ok, check.broken) == (False, broken), check
@@ -234,7 +234,7 @@ async def test_an_export_is_checked_without_its_ledger(path: Path) -> None:
 
 
 def test_one_changed_byte_anywhere_in_an_export_is_found(store: bytes) -> None:
-    """Issue 4, done when: every byte, each changed in two ways."""
+    """Every byte is changed in two ways, and each change is found."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "receipts.db"
         path.write_bytes(store)
@@ -284,7 +284,7 @@ def test_a_line_that_is_no_receipt_is_refused() -> None:
 
 
 async def test_two_writers_of_one_file_make_one_chain(tmp_path: Path) -> None:
-    """A slow keeper and the one that took its box over: their receipts queue up, none is lost."""
+    """Receipts of a slow keeper and of the one that took its box over are put in order, and none is lost."""
     path = tmp_path / "receipts.db"
     ledgers = [SqliteLedger(path) for _ in range(3)]
     await asyncio.gather(*(ledger.append([draft(A, n)]) for n in range(10) for ledger in ledgers))
@@ -307,7 +307,7 @@ async def test_arrivals_are_told_apart_by_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 async def test_every_bit_of_every_receipt(path: Path) -> None:
-    """Issue 4, done when: one changed byte in any receipt is found. Each bit of an export and of what is stored."""
+    """Every changed bit of an export and of the stored bytes is found."""
     good = await exported(path)
     for place in range(len(good)):
         for bit in range(8):

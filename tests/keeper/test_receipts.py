@@ -1,4 +1,4 @@
-"""Receipts of real boxes: what each operation leaves, what never stands in one, and what a restart tells."""
+"""Receipts of real boxes: what each operation records, what is never recorded, and what a restart records."""
 
 import asyncio
 import hashlib
@@ -35,8 +35,10 @@ async def the_last(hutch: Hutch, box_id: str) -> Receipt:
 
 
 async def test_the_life_of_a_box_is_on_record() -> None:
-    """Issue 4.4: who, what, policy digest, verdict, usage, files changed, one receipt for each operation, in order;
-    and it is there when the box is gone."""
+    """Each operation leaves one receipt with caller, policy digest, verdict, usage and changed files, in order.
+
+    The receipts outlive the box.
+    """
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(**SMALL)
@@ -86,8 +88,7 @@ async def test_the_life_of_a_box_is_on_record() -> None:
 
 
 async def test_no_content_no_environment_and_no_secret_is_on_record() -> None:
-    """Issue 4.2: neither what files hold, nor values of env, nor secrets, whether the box knows them or the command
-    spells them out, nor input."""
+    """No receipt holds file contents, values of env, input, or secrets, also not those that a command spells out."""
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(**SMALL, secrets={"KEY": SECRET}, env={"PLAIN": "value-of-env"})
@@ -111,7 +112,7 @@ async def test_no_content_no_environment_and_no_secret_is_on_record() -> None:
 
 
 async def test_whoever_looks_or_is_refused_is_on_record() -> None:
-    """P8: an observer's reads, and the tries of a session that had lost the box."""
+    """Reads of observers and attempts of a session that had lost the box are recorded (P8)."""
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(**SMALL)
@@ -155,7 +156,7 @@ async def test_a_caller_who_leaves_has_a_receipt() -> None:
 
 
 async def test_a_killed_keeper_leaves_a_gap_that_the_next_one_tells() -> None:
-    """Issue 4.4: a restart records its gap, with the times between which operations may be missing."""
+    """A restart records a gap with the times between which operations may be missing."""
     with house() as place:
         holder = place.resident(HOLDER, "120")
         box_id = holder.ask("make " + json.dumps(SMALL))
@@ -173,7 +174,7 @@ async def test_a_killed_keeper_leaves_a_gap_that_the_next_one_tells() -> None:
 
 
 async def test_a_keeper_that_went_on_purpose_leaves_no_gap() -> None:
-    """A box that was left, or stopped at close, is handed over: nothing can be missing."""
+    """A box that was left, or stopped at close, is handed over without a gap."""
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(**SMALL, retention="persistent")
@@ -212,7 +213,7 @@ async def test_a_pooled_box_has_its_chain_from_its_first_owner_on() -> None:
 
 
 async def test_strict_answers_are_on_record_before_they_are_given() -> None:
-    """Issue 4.4: `strict` by choice; also for a stream's end and for a box's life."""
+    """With `strict`, the end of an operation, of a stream and each change of a box waits for its receipt."""
     with house() as place:
         async with Hutch(**place.settings(), receipts="strict") as hutch:
             place.keepers.append(hutch._keeper.id)
@@ -247,13 +248,13 @@ async def test_without_receipts_nothing_is_written() -> None:
             assert await hutch.receipts.chains() == ()
             with pytest.raises(NotFound):
                 await hutch.receipts.list(box.id)
-            await hutch.receipts.note(box.id, "note.x")  # switched off is no fault of whoever has something to say
+            await hutch.receipts.note(box.id, "note.x")  # switched-off receipts are no error for whoever adds a note
             await hutch.receipts.note("", "note.x")
             assert await hutch.receipts.chains() == ()
 
 
 async def test_a_disk_that_cannot_hold_receipts_degrades_and_recovers() -> None:
-    """Lesson 11: status tells of it; nothing is lost when the disk is back."""
+    """Status shows that receipts cannot be written, and none is lost once the disk is back (lesson 11)."""
     with house() as place:
         async with place.opened() as hutch, hutch.box(**SMALL) as box:
             await hutch.receipts.verify()
@@ -273,8 +274,10 @@ async def test_a_disk_that_cannot_hold_receipts_degrades_and_recovers() -> None:
 async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 4.4: the end comes in time, an event names each box that lost receipts, and the next keeper records a gap,
-    for the box that lives on and for the one that was destroyed meanwhile."""
+    """Closing ends in time, an event names each box that lost receipts, and the next keeper records the gaps.
+
+    That holds for a box that lives on and for one that was destroyed meanwhile.
+    """
     monkeypatch.setattr(losses, "RECHECK_SECONDS", 0.1)
     with house() as place:
         ledger = place.state / "receipts.db"
@@ -321,7 +324,7 @@ async def test_a_note_cannot_look_like_a_word_of_the_keepers() -> None:
 
 
 async def _written(place: House, box_id: str, count: int) -> None:
-    """Until another process has written so many."""
+    """Wait until another process has written that many."""
     ledger = SqliteLedger(place.state / "receipts.db")
     while (chain := await ledger.chain(box_id)) is None or chain.count < count:
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""After a crash: a dead keeper's boxes are adopted or destroyed, a live one's are never touched."""
+"""After a crash, boxes of a dead keeper are adopted or destroyed, and those of a living one are not touched."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
-from tests.keeper.house import crash, keeper_on, opened
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 
 
 async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
-    """B27, P16: the box, its record and its lease epoch survive the process."""
+    """The box, its record and its lease epoch survive the process (B27, P16)."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     box = await first.create()
@@ -28,7 +28,7 @@ async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
 
 
 async def test_what_is_taken_over_gets_the_clocks_of_its_new_keeper(tmp_path: Path) -> None:
-    """DESIGN 5: 10 s if embedded, 15 min under a server, whoever made the box; its ttl goes on."""
+    """The grace is 10 s if embedded and 15 min under a server, whoever created the box; its ttl goes on."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path, orphan_grace_sec=10))
     box = await first.create(ttl_sec=1000)
@@ -42,7 +42,7 @@ async def test_what_is_taken_over_gets_the_clocks_of_its_new_keeper(tmp_path: Pa
 
 
 async def test_what_was_left_to_itself_keeps_its_clock(tmp_path: Path) -> None:
-    """`hutch box create --keep` chose it, and whoever uses the box in between does not change that."""
+    """`hutch box create --keep` chose the grace, and using the box in between does not change it."""
     engine = Engine()
     first = keeper_on(engine, tmp_path, orphan_grace_sec=7200)
     first.visiting = True
@@ -57,7 +57,7 @@ async def test_what_was_left_to_itself_keeps_its_clock(tmp_path: Path) -> None:
 
 
 async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:
-    """Lesson 10, and `held_elsewhere` with a remedy."""
+    """A box of a living keeper is refused with `held_elsewhere` and a remedy (lesson 10)."""
     engine = Engine()
     async with opened(engine, tmp_path) as first:
         box = await first.create()
@@ -72,7 +72,7 @@ async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:
 
 
 async def test_what_is_lost_is_forgotten_after_the_engine_was_asked(tmp_path: Path) -> None:
-    """Lessons 1 and 2: destroy through the provider, from the record alone, then forget."""
+    """The provider destroys the box from its record alone, and only then is it forgotten (lesson 1, lesson 2)."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     box = await first.create()
@@ -88,7 +88,7 @@ async def test_what_is_lost_is_forgotten_after_the_engine_was_asked(tmp_path: Pa
 
 
 async def test_a_half_made_box_is_cleaned(tmp_path: Path) -> None:
-    """Intent before action: a crash in the middle of a creation is found from its record."""
+    """The intent is recorded before the action, so a crash during a creation is found from its record."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     await first.create()
@@ -133,7 +133,7 @@ async def test_an_engine_that_is_away_at_restart_loses_nothing(tmp_path: Path) -
 
 
 async def test_a_persistent_box_comes_back_with_the_next_keeper(tmp_path: Path) -> None:
-    """P16: stopped at close, restored at access."""
+    """A persistent box is stopped at close and restored at its next use (P16)."""
     engine = Engine()
     async with opened(engine, tmp_path) as first:
         box = await first.create(retention="persistent")
@@ -162,7 +162,7 @@ async def test_a_failed_restore_keeps_the_box_for_the_next_try(tmp_path: Path) -
 
 
 async def test_a_keeper_may_go_and_leave_its_boxes(tmp_path: Path) -> None:
-    """What `hutch box create` does: the box is there for the next command, in another process."""
+    """A box that is left, as by `hutch box create`, is there for the next command in another process."""
     engine = Engine()
     first = keeper_on(engine, tmp_path)
     await first.start()
@@ -174,7 +174,7 @@ async def test_a_keeper_may_go_and_leave_its_boxes(tmp_path: Path) -> None:
 
 
 async def test_a_created_hook_that_a_crash_cut_off_runs_again(tmp_path: Path) -> None:
-    """P10: until it has succeeded once, then never again."""
+    """Setup runs until it has succeeded once, and then never again (P10)."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     box = await first.create()

@@ -1,4 +1,4 @@
-"""Native boxes and the end of their keeper: one that never returns, one that comes back, one that lives beside."""
+"""Native boxes after the end of their keeper: it never returns, it comes back, or another one lives beside it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def make(keeper: Resident, **spec: object) -> str:
 
 
 async def pruned(place: House) -> set[str]:
-    """Names of the boxes that `hutch prune` removed here."""
+    """Return the names of the boxes that `hutch prune` removed."""
     found = [leftover async for leftover in prune(place.config())]
     assert not [leftover for leftover in found if leftover.problem], found
     return {leftover.name for leftover in found if leftover.kind == "box"}
@@ -61,7 +61,7 @@ async def destroy_all(place: House) -> None:
 
 @pytest.mark.parametrize("sweeper", ["prune", "keeper"])
 async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> None:
-    """DESIGN 5, "nobody forgotten": after its grace the guest goes with everything in the box; the rest is swept."""
+    """After its grace the guest ends with everything in the box, and the rest is swept."""
     with house() as place:
         keeper = holder(place, grace=0.5)
         box = make(keeper)
@@ -80,7 +80,7 @@ async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> Non
 
 @pytest.mark.parametrize("stems", [False, True])
 async def test_an_order_that_outlives_its_keeper_leaves_no_box(stems: bool) -> None:
-    """The next keeper has found its intent, and nothing to destroy, before the old one's spawner comes to make it."""
+    """The next keeper finds the intent, and nothing to destroy, before the old one's spawner creates the box."""
     with house() as place:
         keeper = holder(place)
         kept = [make(keeper) for _ in range(4 if stems else 1)]
@@ -91,7 +91,7 @@ async def test_an_order_that_outlives_its_keeper_leaves_no_box(stems: bool) -> N
             os.kill(pid, signal.SIGSTOP)
         keeper.say("make " + json.dumps(SMALL))
         await until(lambda: len(place.rows()) > len(kept), "the intent is written")
-        await asyncio.sleep(0.2)  # and the order sent
+        await asyncio.sleep(0.2)  # until the order was sent
         keeper.kill()
         async with place.opened() as hutch:
             assert {record.id for record in hutch._keeper.boxes()} == set(kept)
@@ -103,7 +103,7 @@ async def test_an_order_that_outlives_its_keeper_leaves_no_box(stems: bool) -> N
 
 
 async def test_a_box_that_was_taken_over_has_the_clock_of_its_last_keeper() -> None:
-    """DESIGN 5: made by a keeper that is given minutes, ended because the next one is given half a second."""
+    """The grace of the latest keeper counts: half a second, although the first one had minutes."""
     with house() as place:
         first = holder(place)
         box = make(first)
@@ -117,7 +117,7 @@ async def test_a_box_that_was_taken_over_has_the_clock_of_its_last_keeper() -> N
 
 
 async def test_a_ttl_waits_for_a_command_that_runs() -> None:
-    """Lesson 6: the box's own clock stands behind ours, and does not end it before our grace is over."""
+    """The box's own clock is later than the keeper's, and does not end the box before the grace is over (lesson 6)."""
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(ttl_sec=1, **SMALL)
@@ -130,7 +130,7 @@ async def test_a_ttl_waits_for_a_command_that_runs() -> None:
 
 
 async def test_a_persistent_box_whose_keeper_never_returns_keeps_its_files_only() -> None:
-    """P16: its processes go after the grace, also a prune leaves its files, and the next keeper has them."""
+    """Processes of a persistent box end after the grace; a prune leaves its files for the next keeper (P16)."""
     with house() as place:
         keeper = holder(place, grace=0.5)
         box = make(keeper, retention="persistent")
@@ -150,7 +150,7 @@ async def test_a_persistent_box_whose_keeper_never_returns_keeps_its_files_only(
 
 
 async def test_a_persistent_box_comes_back_after_close() -> None:
-    """P16, lesson 15: stopped at close, restored when it is used; a temporary box goes with its keeper."""
+    """A persistent box stops at close and is restored at use; a temporary one ends with its keeper (P16, lesson 15)."""
     with house() as place:
         async with place.opened() as hutch:
             kept = await hutch.create(retention="persistent", **SMALL)
@@ -171,7 +171,7 @@ async def test_a_persistent_box_comes_back_after_close() -> None:
 
 @pytest.mark.parametrize("run_directory", ["kept", "lost"])
 async def test_a_persistent_box_survives_a_reboot(run_directory: str) -> None:
-    """P16: every process is gone at once, and with a real reboot also the run directory. Files stay, jobs do not."""
+    """A reboot ends every process and empties the run directory; files stay, jobs do not (P16)."""
     with house() as place:
         keeper = holder(place)
         kept, paused, gone = make(keeper, retention="persistent"), make(keeper, retention="persistent"), make(keeper)
@@ -199,7 +199,7 @@ async def test_a_persistent_box_survives_a_reboot(run_directory: str) -> None:
 
 
 async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
-    """Its guest died and was found dead (`error`); a restart must not take that for half made (lesson 2)."""
+    """A restart must not take a box with a dead guest (`error`) for one that was half created (lesson 2)."""
     with house() as place:
         async with place.opened() as hutch:
             box = await hutch.create(retention="persistent", **SMALL)
@@ -218,7 +218,7 @@ async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
 
 
 async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
-    """B27, S2: a frozen guest hears nothing of its keeper's death; the next keeper thaws it and finds its jobs."""
+    """A frozen guest does not notice its keeper's death; the next keeper thaws it and finds its jobs (B27, S2)."""
     with house() as place:
         keeper = holder(place)
         box_id = make(keeper)
@@ -242,7 +242,7 @@ async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
 
 
 async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
-    """The job runs and prints more; all it ever printed is there, in order."""
+    """The job still runs, and everything that it ever printed is there in order."""
     job = await (await hutch.attach(box_id)).job(job_id)
     before = await job.read(0)
     assert (await job.read(before.cursor, wait=60.0)).data, "the job stands still"
@@ -252,7 +252,7 @@ async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
 
 
 class Stopping(NativeProvider):
-    """Its spawner is stopped as soon as a box's first process exists: it does not hear that the guest serves."""
+    """A keeper whose spawner is stopped once a box's first process exists, so it never hears that the guest serves."""
 
     async def _await_guest(
         self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
@@ -274,7 +274,7 @@ class Stopping(NativeProvider):
 
 
 async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() -> None:
-    """The keeper has told somebody "created" and dies before its spawner knows: the box must stay."""
+    """A keeper that has reported "created" dies before its spawner knows; the box must stay."""
     with house() as place:
         wanted = order()
         provider = Stopping(state_dir=place.state, run_dir=place.run)
@@ -293,10 +293,10 @@ async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() 
 
 
 class Late(NativeProvider):
-    """The old keeper's spawner ends the box after this one has found it alive."""
+    """The old keeper's spawner ends the box after the next keeper has found it alive."""
 
-    def _guard(self, box: NativeInstance, *, lived: bool) -> None:
-        super()._guard(box, lived=lived)
+    def _start_watchdogs(self, box: NativeInstance, *, lived: bool) -> None:
+        super()._start_watchdogs(box, lived=lived)
         data = box.record.data
         assert isinstance(data["pid"], int) and isinstance(data["groups"], list)
         os.kill(data["pid"], signal.SIGKILL)
@@ -305,7 +305,7 @@ class Late(NativeProvider):
 
 
 async def test_a_persistent_box_that_ends_while_it_is_found_no_longer_runs() -> None:
-    """Its keeper died over its restoring. The next one must start, although the box's groups vanish under it."""
+    """A keeper died while restoring a box; the next one must start, although the box's groups vanish meanwhile."""
     with house() as place:
         wanted = order(retention=Retention.PERSISTENT)
         first = NativeProvider(state_dir=place.state, run_dir=place.run)
@@ -324,7 +324,7 @@ async def test_a_persistent_box_that_ends_while_it_is_found_no_longer_runs() -> 
 
 
 async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_alone() -> None:
-    """Lesson 10: `held_elsewhere`, with a remedy; neither a start nor a prune nor a close touches what lives."""
+    """No start, prune or close touches a living keeper's box; using it is refused with a remedy (lesson 10)."""
     with house() as place:
         other = holder(place)
         theirs = make(other, key="chat")
@@ -350,7 +350,7 @@ async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_a
 
 
 class Visited(NativeProvider):
-    """While its canary lives another keeper comes and goes, and somebody prunes."""
+    """Another keeper starts and ends, and a prune runs, while the probe's canary lives."""
 
     def __init__(self, place: House) -> None:
         super().__init__(state_dir=place.state, run_dir=place.run)
@@ -367,7 +367,7 @@ class Visited(NativeProvider):
 
 
 async def test_a_canary_is_nobodys_litter() -> None:
-    """Lesson 10: a probe's box has no keeper; whoever took it for a dead one's would make the engine look unusable."""
+    """A probe's box has no keeper; destroying it as a dead one's would make the engine look unusable (lesson 10)."""
     with house() as place:
         provider = Visited(place)
         found = await provider.probe()
@@ -377,7 +377,7 @@ async def test_a_canary_is_nobodys_litter() -> None:
 
 
 async def test_only_the_dead_keepers_boxes_are_taken_over() -> None:
-    """Lesson 10: of two keepers one dies; the third takes its boxes and not those of the one that lives."""
+    """Of two keepers one dies; a third takes over its boxes and not those of the living one (lesson 10)."""
     with house() as place:
         dead, alive = holder(place), holder(place)
         left, held = make(dead), make(alive)

@@ -15,12 +15,12 @@ VALUES = {
 
 @pytest.mark.parametrize("name", sorted(READY_MADE))
 def test_every_ready_made_scope_is_one_setting(name: str) -> None:
-    """B9: each of the scenarios is the name of a scope."""
+    """Each of the scenarios is the name of a scope (B9)."""
     assert scope(name, VALUES, owner="o") == scope(READY_MADE[name], VALUES, owner="o")
 
 
 def test_group_chats_share_or_separate_as_named() -> None:
-    """B9: a shared group assistant and a group isolated per user differ only in the scope's name."""
+    """A shared group assistant and a group isolated per user differ only in the scope's name (B9)."""
     other = VALUES | {"sender_id": "4"}
     assert scope("chat", VALUES, owner="o").key == scope("chat", other, owner="o").key
     assert scope("user_in_chat", VALUES, owner="o").key != scope("user_in_chat", other, owner="o").key
@@ -28,7 +28,7 @@ def test_group_chats_share_or_separate_as_named() -> None:
 
 @pytest.mark.parametrize("missing", [{}, {"user": None}, {"user": ""}])
 def test_a_missing_variable_is_an_error_not_a_shared_box(missing: dict[str, object]) -> None:
-    """Lesson 33: no identity, no sharing."""
+    """No identity, no sharing (lesson 33)."""
     with pytest.raises(Invalid, match="needs user"):
         scope("{chat}_{user}", {"chat": 1} | missing, owner="o")
 
@@ -41,20 +41,20 @@ def test_what_is_no_template_is_refused(template: str) -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
 def test_different_values_never_meet(a: str, b: str, c: str, d: str) -> None:
-    """Lesson 30: the rendered text may be equal, the key is not."""
+    """The rendered text may be equal, the key is not (lesson 30)."""
     first = scope("{x}_{y}", {"x": a, "y": b}, owner="o")
     second = scope("{x}_{y}", {"x": c, "y": d}, owner="o")
     assert (first.key == second.key) == ((a, b) == (c, d))
 
 
 def test_owners_and_kinds_never_meet() -> None:
-    """B15: the tenant is part of the key."""
+    """The tenant is part of the key (B15)."""
     keys = {scope("user", VALUES, owner=owner, kind=kind).key for owner in "ab" for kind in ("", "app", "desktop")}
     assert len(keys) == 6
 
 
 def test_a_task_is_named_or_the_conversation_or_new() -> None:
-    """S2: `{kind}:{user}:{task}`; and anonymous users are not merged, they are refused."""
+    """`{kind}:{user}:{task}`; and anonymous users are not merged, they are refused (S2)."""
     user = {"kind": "app", "user": "u"}
     named = scope("task", user | {"task": "t", "conversation_id": "c"}, owner="o")
     talk = scope("task", user | {"conversation_id": "c"}, owner="o")

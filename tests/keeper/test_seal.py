@@ -1,4 +1,4 @@
-"""Sealed environments and the state's key: what opens, what does not, and what a store's bytes show."""
+"""Sealed environments and the state directory's key: what can be opened, and what a store's bytes reveal."""
 
 import base64
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.state_key import StateKey
 from hutch.keeper.store.store import Store
 from hutch.model.boxes import Event
-from tests.keeper.making import record, spec
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record, spec
 
 VALUE = "orchard-west-71"
 
@@ -28,7 +28,7 @@ def test_what_was_sealed_opens(env: dict[str, str]) -> None:
 
 
 def test_bytes_that_are_no_text_are_kept() -> None:
-    """A variable of a shell need not be UTF-8."""
+    """The value of an environment variable need not be UTF-8."""
     seal = Seal(StateKey())
     assert seal.open("box", seal.seal("box", {"A": "\udcff"})) == {"A": "\udcff"}
 
@@ -48,7 +48,7 @@ def test_no_changed_byte_other_box_or_other_key_opens() -> None:
 
 
 def test_the_same_has_one_form_and_shows_nothing() -> None:
-    """A store asks whether its last write was done by comparing it; two boxes with one value do not look alike."""
+    """A store compares sealed bytes to recognise its last write, and equal values of two boxes look different."""
     seal = Seal(StateKey())
     assert seal.seal("box", {"A": VALUE}) == seal.seal("box", {"A": VALUE})
     assert seal.seal("box", {"A": VALUE}) != seal.seal("another", {"A": VALUE})

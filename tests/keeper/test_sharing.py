@@ -12,7 +12,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
-from tests.keeper.house import crash, keeper_on, opened
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 
 
 async def filled(hutch: Hutch, profile: str, count: int) -> None:
@@ -22,7 +22,7 @@ async def filled(hutch: Hutch, profile: str, count: int) -> None:
 
 
 async def test_a_box_of_the_pool_is_claimed_whole(tmp_path: Path) -> None:
-    """S10: pre-warmed; it gets its owner, lease, labels and created hook at claim."""
+    """Pre-warmed; it gets its owner, lease, labels and created hook at claim (S10)."""
     engine = Engine()
     hooked: list[BoxRecord] = []
 
@@ -50,7 +50,7 @@ SHORT = {"short": {"inherits": "default", "ttl_sec": 1000.0}}
 
 
 async def test_the_ttl_of_a_pools_box_is_counted_from_its_claim(tmp_path: Path) -> None:
-    """Lesson 13: by its own clock as by ours; a box that cannot be told is not handed out."""
+    """By its own clock as by ours; a box that cannot be told is not handed out (lesson 13)."""
     engine = Engine()
     async with opened(engine, tmp_path, pool={"short": 1}, profiles=SHORT) as hutch:
         await filled(hutch, "short", 1)
@@ -110,7 +110,7 @@ async def test_a_dead_keepers_pool_is_not_anybodys_box(tmp_path: Path) -> None:
 
 
 async def test_an_owners_quota_counts_everything_it_has(tmp_path: Path) -> None:
-    """B15: boxes, cpus, memory, disk by owner; another owner is not touched by it."""
+    """Boxes, cpus, memory, disk by owner; another owner is not touched by it (B15)."""
     engine = Engine()
     quotas = {"a": {"memory_mb": 1000}, "*": {"boxes": 1}}
     async with opened(engine, tmp_path, quotas=quotas) as hutch:
@@ -139,7 +139,7 @@ async def test_at_the_limit_a_creation_may_wait_for_room(tmp_path: Path) -> None
 
 
 async def test_a_session_works_in_its_current_box_and_falls_through(tmp_path: Path) -> None:
-    """P3, P7: current, else default, else new; and the caller is told."""
+    """Current, else default, else new; and the caller is told (P3, P7)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         sessions = hutch._keeper.sessions
@@ -182,7 +182,7 @@ async def test_a_default_box_must_be_there(tmp_path: Path) -> None:
 
 
 async def test_a_changed_spec_of_a_live_box(tmp_path: Path) -> None:
-    """B14: limits follow, the rest is a typed conflict that says "recreate"."""
+    """Limits follow the spec, and the rest is a typed conflict that says "recreate" (B14)."""
     async with opened(Engine(), tmp_path) as hutch:
         async with hutch.box_for("user", sender_id=1, spec={"memory_mb": 64}) as box:
             pass
@@ -217,7 +217,7 @@ async def test_volumes_are_one_owners(tmp_path: Path) -> None:
 
 
 async def test_idle_boxes_may_sleep_before_they_end(tmp_path: Path) -> None:
-    """S10: smart idle times; the next use wakes it."""
+    """Smart idle times; the next use wakes it (S10)."""
     engine = Engine()
     async with opened(engine, tmp_path, idle_action="pause") as hutch:
         box = await hutch.create(idle_timeout_sec=0.01)

@@ -5,9 +5,9 @@ import pytest
 from hutch.errors import Conflict
 from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.store.store import MemoryStore
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, EventCause
 from hutch.model.state import MOVES, State, may_move
-from tests.keeper.making import record
+from tests.keeper.sample_records import record
 
 
 @pytest.mark.parametrize("old", State)
@@ -24,7 +24,7 @@ async def test_only_moves_of_the_table_are_made(old: State, new: State) -> None:
 
 
 async def test_an_old_record_moves_nothing() -> None:
-    """Lesson 3: whoever holds a record that was changed meanwhile must look again."""
+    """Whoever holds a record that was changed meanwhile must look again (lesson 3)."""
     states = States(MemoryStore())
     box = await states.open(record())
     await states.change(box, State.RUNNING, reason="first")
@@ -34,14 +34,14 @@ async def test_an_old_record_moves_nothing() -> None:
 
 
 async def test_only_a_box_that_is_being_destroyed_is_forgotten() -> None:
-    """Lesson 2: first the engine, then the record."""
+    """First the engine, then the record (lesson 2)."""
     store = MemoryStore()
     states = States(store)
     box = await states.open(record())
     with pytest.raises(Conflict):
-        await states.forget(box, "because")
+        await states.forget(box, "because", EventCause.CALL)
     box = await states.change(box, State.STOPPING, reason="because")
-    await states.forget(box, "because")
+    await states.forget(box, "because", EventCause.CALL)
     assert await store.get(box.id) is None
     grave = await store.tombstone(box.id)
     assert grave is not None
@@ -56,7 +56,7 @@ async def test_each_move_is_an_event() -> None:
     box = await states.change(box, State.RUNNING, reason="up")
     box = await states.update(box, labels={"a": "b"})
     box = await states.change(box, State.STOPPING, reason="down")
-    await states.forget(box, "down")
+    await states.forget(box, "down", EventCause.CALL)
     assert [(e.kind, e.new) for e in told] == [
         ("created", "creating"), ("state", "running"), ("state", "stopping"), ("gone", ""),
     ]  # fmt: skip
@@ -64,7 +64,7 @@ async def test_each_move_is_an_event() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_every_state_is_said_in_words(state: State) -> None:
-    """P4: "still being created", "being destroyed", "encountered an error: …"."""
+    """The words are "still being created", "being destroyed", "encountered an error: …" (P4)."""
     words = describe_state(record(state=state).but(reason="the reason"))
     assert words.startswith("box ")
     assert ("the reason" in words) == (state in (State.ERROR, State.UNKNOWN))

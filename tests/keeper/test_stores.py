@@ -1,4 +1,4 @@
-"""Every store keeps the same promises: compare-and-set, one transaction, nothing half done."""
+"""All stores behave alike: compare-and-set, one transaction, nothing half done."""
 
 import asyncio
 import sqlite3
@@ -18,8 +18,8 @@ from hutch.keeper.store.store import TOMBSTONE_SECONDS, MemoryStore, Store
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State
-from tests.keeper.making import record
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record
 
 Open = Callable[[], Store]
 
@@ -51,7 +51,7 @@ async def test_a_record_comes_back_as_it_went_in(opened: Open) -> None:
 
 
 async def test_of_many_writers_of_one_version_one_wins(opened: Open) -> None:
-    """Lesson 3: compare-and-set, whatever the timing."""
+    """Of concurrent writers of one version, one succeeds, whatever the timing (lesson 3)."""
     store = opened()
     box = record()
     await store.insert(box, event(box, "created"))
@@ -79,7 +79,7 @@ async def test_removal_compares_too_and_leaves_a_tombstone(opened: Open) -> None
 
 
 async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_id(opened: Open) -> None:
-    """P4: of two that had the name the later one; never another owner's."""
+    """A name finds the owner's latest box of that name, and never another owner's (P4)."""
     store = opened()
     graves = []
     for at, (owner, name) in enumerate((("ada", "dev"), ("ada", "dev"), ("bob", "dev"), ("ada", ""))):
@@ -96,7 +96,7 @@ async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_i
 
 
 async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
-    """P4: as long as somebody may ask what became of it; then its name and its id are as if they had never been."""
+    """A tombstone stays for a week; after that neither its name nor its id finds anything (P4)."""
     store = opened()
     now = time.time()
     graves = []
@@ -114,7 +114,7 @@ async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
 
 
 async def test_an_ended_box_is_known_to_the_next_process(tmp_path: Path) -> None:
-    """P4, lesson 2: what became of it is in the database, not in whoever ended it."""
+    """The database, not a process, remembers what became of a box (P4, lesson 2)."""
     path = tmp_path / "hutch.db"
     first = SqliteStore(path)
     box = record()
@@ -150,7 +150,7 @@ async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:
 
 
 async def test_a_name_is_given_once_to_the_boxes_of_an_owner(opened: Open) -> None:
-    """Lesson 3: decided where the record is written, whoever writes at the same moment."""
+    """The store decides, when it writes the record, who gets a name that several ask for (lesson 3)."""
     store = opened()
 
     def named(name: str) -> BoxRecord:
@@ -221,7 +221,7 @@ async def test_what_was_answered_is_there_after_reopening(tmp_path: Path) -> Non
 
 
 async def test_two_stores_on_one_file_see_each_other(tmp_path: Path) -> None:
-    """Two keepers share a state directory; their compare-and-set is the file's."""
+    """Compare-and-set holds between two keepers that share a state directory."""
     one, two = SqliteStore(tmp_path / "hutch.db"), SqliteStore(tmp_path / "hutch.db")
     box = record()
     await one.insert(box, event(box, "created"))
@@ -234,7 +234,7 @@ async def test_two_stores_on_one_file_see_each_other(tmp_path: Path) -> None:
 
 
 async def test_boxes_of_one_name_from_an_older_release_stay_usable(tmp_path: Path) -> None:
-    """Of two that share a name one keeps it; the other has none, and can be changed like any box."""
+    """Of two older boxes with one name, one keeps it, and the other can be changed like any box."""
     path = tmp_path / "hutch.db"
     boxes = [(box := record()).but(spec=box.spec.but(name=name)) for name in ("web", "web", "")]
     with sqlite3.connect(path, isolation_level=None) as db:

@@ -10,8 +10,8 @@ import pytest
 
 from hutch.errors import Conflict, NotFound, Unavailable
 from tests.keeper.faulty import Engine
+from tests.keeper.faulty_keeper import opened
 from tests.keeper.gates import GatedStore
-from tests.keeper.house import opened
 
 PATIENCE = 30.0
 
@@ -19,7 +19,7 @@ PATIENCE = 30.0
 async def test_a_volume_that_is_made_while_one_of_its_name_is_removed_has_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lesson 3: what is removed is the old one's."""
+    """What is removed is the old one's (lesson 3)."""
     removes, goes_on, rmtree = threading.Event(), threading.Event(), shutil.rmtree
 
     def slow(path: str, **options: Any) -> None:
@@ -44,7 +44,7 @@ async def test_a_volume_that_is_made_while_one_of_its_name_is_removed_has_its_di
 
 
 async def test_a_volume_that_a_box_is_being_made_in_is_in_use(tmp_path: Path) -> None:
-    """Lesson 3: its order has the place, and its record is not written yet."""
+    """Its order has the place, and its record is not written yet (lesson 3)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         volume = await hutch.volumes.create("data")
@@ -60,7 +60,7 @@ async def test_a_volume_that_a_box_is_being_made_in_is_in_use(tmp_path: Path) ->
 
 
 async def test_a_box_made_in_a_volume_while_its_users_are_looked_up_keeps_it(tmp_path: Path) -> None:
-    """Lesson 3: what the store said before is not believed after."""
+    """What the store said before is not believed after (lesson 3)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         volume = await hutch.volumes.create("data")

@@ -7,7 +7,7 @@ import pytest
 
 from hutch.linux.cgroup_detect import Hierarchy, _counts_sockets
 from hutch.linux.cgroup_files import SOCKETS_FILE
-from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
+from hutch.linux.cgroups import CgroupSupport, Group, GroupLimits, Tree, detect
 from hutch.providers.native.cleanup import sweep_groups
 
 MB = 1024 * 1024
@@ -20,7 +20,7 @@ def fabricate(directory: Path, **files: str) -> Path:
     return directory
 
 
-def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str], keeper: int = 0) -> Machine:
+def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str], keeper: int = 0) -> CgroupSupport:
     """`detect` with mounts (kind, point, root, options) below tmp_path."""
     lines = [
         f"{number} 1 0:{number} {root} {tmp_path}{point} rw,relatime shared:1 - {kind} {kind} {options}\n"
@@ -68,7 +68,7 @@ def test_a_sweep_that_takes_the_trial_is_no_refusal(tmp_path: Path, monkeypatch:
     def meet(path: str, mode: int) -> None:
         make(path, mode)
         swept.extend(
-            sweep_groups(Machine("v2", *[True] * 4, reason="", hierarchies=(("memory", Hierarchy(2, str(own))),)))
+            sweep_groups(CgroupSupport("v2", *[True] * 4, reason="", hierarchies=(("memory", Hierarchy(2, str(own))),)))
         )
 
     monkeypatch.setattr(os, "mkdir", meet)
@@ -86,7 +86,7 @@ def test_v2_after_we_moved_into_the_leaf(tmp_path: Path) -> None:
 
 
 def test_v2_shared_with_strangers_says_what_to_do(tmp_path: Path) -> None:
-    """Lesson 34: the obstacle and the exact fix."""
+    """The obstacle and the exact fix (lesson 34)."""
     v2_own(tmp_path, procs="1\n")
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
     assert not machine.memory and machine.freezer

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hutch.linux import cgroup_files as control
-from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
+from hutch.linux.cgroups import CgroupSupport, Group, GroupLimits, Tree, detect
 
 MB = 1024 * 1024
 ROOMY = GroupLimits(memory_bytes=256 * MB, pids=64, cpus=2.0)
@@ -86,7 +86,7 @@ def limited(tree: Tree, ceiling: GroupLimits = ROOMY) -> Iterator[Group]:
 
 @needs_groups
 def test_memory_limit_kills_and_is_counted(tree: Tree) -> None:
-    """B17, lesson 24: the hog dies by SIGKILL, and the group says that it was memory."""
+    """The hog dies by SIGKILL, and the group says that it was memory (B17, lesson 24)."""
     with limited(tree, GroupLimits(32 * MB, 64, 2.0)) as group:
         assert group.facts().oom_kills == 0
         with running(group, *python("x = bytearray(200 << 20)")) as process:
@@ -99,7 +99,7 @@ def test_memory_limit_kills_and_is_counted(tree: Tree) -> None:
 
 @needs_groups
 def test_swap_does_not_extend_the_memory_limit(tree: Tree) -> None:
-    """Lesson 29: no unlimited swap."""
+    """No unlimited swap (lesson 29)."""
     with limited(tree) as group:
         hierarchy = group._hierarchies["memory"]
         name = "memory.memsw.limit_in_bytes" if hierarchy.version == 1 else "memory.swap.max"
@@ -112,7 +112,7 @@ def test_swap_does_not_extend_the_memory_limit(tree: Tree) -> None:
 
 @needs_groups
 def test_limits_change_both_ways_while_the_box_runs(tree: Tree) -> None:
-    """B14: limits that can change live do; the order of v1's two memory files differs for raising and lowering."""
+    """Limits that can change live do; the order of v1's two memory files differs for raising and lowering (B14)."""
     with limited(tree) as group:
         with running(group, "sleep", "60"):
             for megabytes in (512, 64, 128):
@@ -127,7 +127,7 @@ def test_limits_change_both_ways_while_the_box_runs(tree: Tree) -> None:
 
 @needs_groups
 def test_limit_below_the_use_is_refused_and_kills_nobody(tree: Tree) -> None:
-    """B14: a change that does not fit is an error, not a death."""
+    """A change that does not fit is an error, not a death (B14)."""
     with limited(tree) as group:
         with running(group, *python("x = bytearray(b'1') * (64 << 20); print(flush=True); input()")) as process:
             assert process.stdout is not None and process.stdout.readline()
@@ -140,7 +140,7 @@ def test_limit_below_the_use_is_refused_and_kills_nobody(tree: Tree) -> None:
 
 @needs_groups
 def test_pids_limit_stops_forks_and_is_counted(tree: Tree) -> None:
-    """B17, lesson 24: the limit leaves head-room for the guest, then fork fails with EAGAIN."""
+    """The limit leaves head-room for the guest, then fork fails with EAGAIN (B17, lesson 24)."""
     code = """
 import errno, os, signal
 children = []
@@ -166,7 +166,7 @@ for pid in children:
 
 @needs_groups
 def test_cpu_quota_throttles(tree: Tree) -> None:
-    """B17: a busy loop over its share is throttled, and the count says so."""
+    """A busy loop over its share is throttled, and the count says so (B17)."""
     with limited(tree, GroupLimits(256 * MB, 64, 0.1)) as group:
         assert group.facts().throttled == 0
         with running(group, *python("while True: pass")):
@@ -411,7 +411,7 @@ def test_real_v2_group_without_controllers_freezes() -> None:
     """The v2 code on a real v2 hierarchy: SIGKILL reaches a frozen process there."""
     hierarchy = MACHINE.hierarchy("freezer")
     assert hierarchy is not None and hierarchy.version == 2
-    machine = Machine("v2", False, False, False, True, "", (("freezer", hierarchy),))
+    machine = CgroupSupport("v2", False, False, False, True, "", (("freezer", hierarchy),))
     tree = Tree(machine, f"test-v2-{os.getpid()}")
     group = tree.make()
     process = subprocess.Popen(["sleep", "60"])
@@ -439,7 +439,7 @@ def test_threads_that_look_at_once_find_the_same() -> None:
 
 
 def test_ordinary_user_gets_no_groups_and_the_remedy() -> None:
-    """Lesson 34, seen from an account without rights on the machine's real groups."""
+    """An account without rights on the machine's real groups is told what would help (lesson 34)."""
     if os.getuid() != 0:
         pytest.skip("needs root to become an ordinary user")
     code = "from hutch.linux.cgroups import detect; m = detect(); print(m.mode, m.memory, m.reason)"

@@ -27,6 +27,12 @@ def beginning_at(block: int, directory: Path) -> identity.IdRanges:
     return slots
 
 
+@pytest.fixture
+def block() -> int:
+    """A block of which no process on this machine has ids; boxes of other tests may have those of any."""
+    return next(number for number in range(5, 1000) if not identity._in_use(number))
+
+
 def test_a_slot_is_given_once(tmp_path: Path) -> None:
     one, other = beginning_at(3, tmp_path), beginning_at(3, tmp_path)
     taken = [slots.take() for _ in range(2 * identity.BLOCK) for slots in (one, other)]
@@ -50,32 +56,34 @@ def test_a_spawner_that_ends_leaves_only_the_blocks_with_boxes(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
-def test_the_block_of_a_dead_spawner_is_free_again(tmp_path: Path) -> None:
+def test_the_block_of_a_dead_spawner_is_free_again(tmp_path: Path, block: int) -> None:
     with subprocess.Popen(["true"]) as child:
-        (tmp_path / "5").write_text(str(processes.Identity(child.pid, 1, processes.boot_id())))
-    age(tmp_path / "5")
-    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 5
+        (tmp_path / str(block)).write_text(str(processes.Identity(child.pid, 1, processes.boot_id())))
+    age(tmp_path / str(block))
+    assert beginning_at(block, tmp_path).take() // identity.BLOCK == block
 
 
-def test_the_block_of_a_living_spawner_is_not(tmp_path: Path) -> None:
-    beginning_at(5, tmp_path).take()
-    age(tmp_path / "5")
-    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 6
+def test_the_block_of_a_living_spawner_is_not(tmp_path: Path, block: int) -> None:
+    beginning_at(block, tmp_path).take()
+    age(tmp_path / str(block))
+    assert beginning_at(block, tmp_path).take() // identity.BLOCK == block + 1
 
 
-def test_the_block_of_a_dead_spawner_is_not_free_while_somebody_has_ids_of_it(tmp_path: Path, rootless: bool) -> None:
+def test_the_block_of_a_dead_spawner_is_not_free_while_somebody_has_ids_of_it(
+    tmp_path: Path, block: int, rootless: bool
+) -> None:
     """A box outlives its spawner; were its range given to another, the two would be the same user outside."""
     if rootless:
         pytest.skip("ranges of ids need root")
-    (tmp_path / "5").write_text(str(processes.Identity(2**22 - 3, 1, processes.boot_id())))
-    age(tmp_path / "5")
+    (tmp_path / str(block)).write_text(str(processes.Identity(2**22 - 3, 1, processes.boot_id())))
+    age(tmp_path / str(block))
     with subprocess.Popen(["unshare", "--user", "sleep", "60"]) as inhabitant:
         try:
-            map_ids(inhabitant.pid, 5 * identity.BLOCK + 9)
-            assert beginning_at(5, tmp_path).take() // identity.BLOCK == 6
+            map_ids(inhabitant.pid, block * identity.BLOCK + 9)
+            assert beginning_at(block, tmp_path).take() // identity.BLOCK == block + 1
         finally:
             inhabitant.kill()
-    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 5
+    assert beginning_at(block, tmp_path).take() // identity.BLOCK == block
 
 
 def map_ids(pid: int, slot: int) -> None:

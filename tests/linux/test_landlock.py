@@ -253,7 +253,7 @@ def asked(path):
     here.send(path)
     return here.recv(100).decode()
 
-def surgeon():
+def enter_and_switch():
     os.chroot("m")
     os.chdir("/mnt")
     kernel.syscall("pivot_root", b".", b".")
@@ -266,7 +266,7 @@ kernel.mount("late", "m/late", "tmpfs")
 late = asked(b"/late/new")
 kernel.syscall("umount2", b"m/late", 0)
 kernel.mount("overlay", "m/mnt", "overlay", 0, "lowerdir=0:image,upperdir=1,workdir=work1,userxattr")
-finished(child(surgeon))
+finished(child(enter_and_switch))
 print(*before, late, asked(b"/newer"), asked(b"/two"), *sorted(os.listdir("1")))
 here.shutdown(socket.SHUT_WR)
 finished(pid)
@@ -275,7 +275,7 @@ finished(pid)
 
 @needs_landlock
 def test_mounts_that_come_later_are_covered_and_a_layer_switch_too(place: Path) -> None:
-    """A surgeon mounts and pivots from outside; the guest in its domain goes on writing without taking part."""
+    """A process mounts and pivots from outside; the guest in its domain goes on writing without taking part."""
     assert output(place, SWITCH.format(ruled=".")) == ["ok ok ok ok ok newer two"]
 
 

@@ -408,7 +408,7 @@ FOREIGN_CALL = """
 
 @pytest.mark.skipif(kernel.MACHINE != "x86_64", reason="int 0x80 is x86_64's way into the 32-bit ABI")
 def test_a_foreign_abi_call_kills_the_process() -> None:
-    """DESIGN §6: foreign ABIs are killed. Its numbers mean other calls, so a filter by number would be void there."""
+    """Foreign ABIs are killed. Its numbers mean other calls, so a filter by number would be void there."""
     done = run(FOREIGN_CALL)
     assert (done.returncode, done.stdout) in ((-signal.SIGSYS, ""), (-signal.SIGSEGV, ""))
     # The control: where the kernel has the 32-bit ABI at all, the same call is answered, so the filter killed it.

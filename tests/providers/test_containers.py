@@ -123,7 +123,7 @@ async def test_sweep_removes_what_nobody_uses(
     """B27: networks without a box, throwaways of dead processes, guests of other versions; never what is in use."""
     provider = daemons.provider(docker, tmp_path)
     engine = daemons.engine_of(docker)
-    monkeypatch.setattr(cleanup, "STALE", -60.0)
+    monkeypatch.setattr(cleanup, "STALE_SECONDS", -60.0)
     async with box(provider, network=NetworkMode.ON) as made:
         gone = order()
         labels = naming.labels(gone, naming.instance(str(tmp_path)))

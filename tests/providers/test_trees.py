@@ -35,16 +35,16 @@ async def test_a_parent_that_waits_for_a_stopped_child_holds_nobody_up(tmp_path:
         root = process_trees.identity(above.pid)
         assert root is not None
         async with asyncio.timeout(20):
-            while not any(state_of(each.pid) == "D" for each in process_trees.below([above.pid])):
+            while not any(state_of(each.pid) == "D" for each in process_trees.descendants([above.pid])):
                 await asyncio.sleep(0.01)
         await process_trees.stop(root)
-        states = sorted(state_of(each.pid) for each in process_trees.below([above.pid]))
+        states = sorted(state_of(each.pid) for each in process_trees.descendants([above.pid]))
         assert states == ["D", "T"]
         process_trees.resume(root)
         fifo.open("rb").close()
         assert above.wait(20) == 0
     finally:
-        for each in process_trees.below([above.pid]):
+        for each in process_trees.descendants([above.pid]):
             os.kill(each.pid, signal.SIGKILL)
         above.kill()
         above.wait()

@@ -13,7 +13,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.model.state import State
-from tests.keeper.house import crash
+from tests.keeper.faulty_keeper import crash
 from tests.providers import daemons, rootfs
 
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"

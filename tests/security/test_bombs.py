@@ -374,8 +374,8 @@ def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
 
 @pytest.mark.parametrize("refused", ["fork", "thread"])
 def test_a_bomb_that_has_cleared_up_behind_itself_is_told_of_its_limit(arena: Arena, refused: str) -> None:
-    """P4, lesson 12: also where no control group counts refusals, as for most ordinary users, the verdict names the
-    limit and its remedy, though the box is empty again when it is asked. The control stays below the limit."""
+    """Also where no control group counts refusals, as for most ordinary users, the verdict names the limit and its
+    remedy, though the box is empty again when it is asked. The control stays below the limit (P4, lesson 12)."""
     code = """
         import threading
         def start():

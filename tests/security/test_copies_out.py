@@ -13,8 +13,8 @@ from tests.server.serving import serving
 from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
 from hutch.guest.files.trees import DATA, HOLE, PIECE
-from hutch.keeper.system_archive import SLACK, SystemArchive
-from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.keeper.system_archive import OVERHEAD_BYTES, SystemArchive
+from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.local_trees import unpacked
 
 DISK_MB = 16
@@ -55,7 +55,7 @@ async def test_a_box_whose_tar_lies_fills_no_disk(lies: bool, tmp_path: Path) ->
         assert ("system" in moved.parts) is not lies, moved.notes
         assert "workspace" in moved.parts
         assert any("tar wrote is no archive" in note or "larger than" in note for note in moved.notes) is lies
-        assert max(most) <= 2 * (DISK_MB << 20) + SLACK
+        assert max(most) <= 2 * (DISK_MB << 20) + OVERHEAD_BYTES
         assert not list((server.state / "spool").iterdir())
         assert (server.state / "spool").stat().st_mode & 0o777 == 0o700
 
@@ -118,7 +118,7 @@ async def test_a_copy_out_of_a_box_has_at_most_its_disk(tmp_path: Path) -> None:
                 await box.export(tmp_path / "box.hutch")
             assert not list(tmp_path.glob("box.hutch*")) and not list(tmp_path.glob("hutch-export-*"))
             assert await box.files.copy_out("t", tmp_path / "all", most=64 << 20) == 24_000_000
-            assert most_of(box.spec, "t") == DISK_MB << 20 < most_of(box.spec, "/usr")
+            assert max_copy_bytes(box.spec, "t") == DISK_MB << 20 < max_copy_bytes(box.spec, "/usr")
 
 
 def test_what_is_no_archive_of_plain_files_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_what_is_no_archive_of_plain_files_is_refused() -> None:
     def taken(data: bytes, *, entries: int = 10) -> None:
         archive = SystemArchive(1 << 20, entries)
         for start in range(0, len(data), 1000):
-            archive.take(data[start : start + 1000])
+            archive.feed(data[start : start + 1000])
         archive.end()
 
     good = of(("a" * 300, tarfile.REGTYPE, 5000), ("b", tarfile.SYMTYPE, 0))
@@ -149,4 +149,4 @@ def test_what_is_no_archive_of_plain_files_is_refused() -> None:
     with pytest.raises(QuotaExceeded):
         taken(of(*[(str(number), tarfile.REGTYPE, 0) for number in range(11)]))
     with pytest.raises(QuotaExceeded):
-        taken(bytes(SLACK + (2 << 20)))
+        taken(bytes(OVERHEAD_BYTES + (2 << 20)))

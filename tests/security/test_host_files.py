@@ -70,7 +70,7 @@ def _told(client: Client, definition: dict[str, Any]) -> tuple[str, dict[str, An
 
 @pytest.mark.parametrize("share", ["pipeline", "own"])
 def test_a_key_reads_no_host_file_by_an_mcp_server(server: Server, ground: Path, share: str) -> None:
-    """B34, lesson 43: whatever its box is, a server has the host files that could be mounted, and no others."""
+    """Whatever its box is, a server has the host files that could be mounted, and no others (B34, lesson 43)."""
     user, admin = (server.tcp(server.key(role, f"{role}-{share}")) for role in ("user", "admin"))
     sharing = {"share": share} if share != "own" else {}
     for path, file in ((ground / "closed", "secret.txt"), ("/etc", "passwd"), (server.state, "server.json")):
@@ -87,7 +87,7 @@ def test_a_key_reads_no_host_file_by_an_mcp_server(server: Server, ground: Path,
 
 
 async def test_a_conversations_box_gets_no_host_file_either(ground: Path) -> None:
-    """B10, lesson 43: the same for a server that shares a conversation's box, and for paths among its arguments."""
+    """The same for a server that shares a conversation's box, and for paths among its arguments (B10, lesson 43)."""
     async with Hutch(mount_roots=[str(ground / "allowed")]) as hutch, hutch.box() as box:
         async with Hosted(hutch, directory=ground / "registry", settings=QUICK) as hosted:
             closed = ground / "closed"
@@ -109,7 +109,7 @@ async def test_a_conversations_box_gets_no_host_file_either(ground: Path) -> Non
 
 
 def test_a_link_in_an_allowed_tree_is_not_followed(server: Server, ground: Path) -> None:
-    """Lesson 43: a box that writes in an allowed directory cannot have the keeper follow its links."""
+    """A box that writes in an allowed directory cannot have the keeper follow its links (lesson 43)."""
     tree = ground / "allowed" / "tree"
     (tree / "inner").mkdir(parents=True)
     (tree / "inner" / "plain.txt").write_text("plain")
@@ -123,8 +123,8 @@ def test_a_link_in_an_allowed_tree_is_not_followed(server: Server, ground: Path)
 
 
 def test_a_key_upgrades_no_skill_from_a_closed_path(server: Server, ground: Path) -> None:
-    """Lesson 43: the machine's user has installed skills by path; a key has the server read one again only where the
-    path may be mounted."""
+    """The machine's user has installed skills by path; a key has the server read one again only where the
+    path may be mounted (lesson 43)."""
     for name in ("allowed", "closed"):
         place = skill(ground / name, f"of-{name}")
         store = SkillStore(server.state / "skills")
@@ -139,7 +139,7 @@ def test_a_key_upgrades_no_skill_from_a_closed_path(server: Server, ground: Path
 
 
 def test_an_archive_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
-    """Lesson 47: an image's archive that a box writes meanwhile is not unpacked under the digest of another one."""
+    """An image's archive that a box writes meanwhile is not unpacked under the digest of another one (lesson 47)."""
     (tmp_path / "content").write_bytes(bytes(range(256)) * 8192)
     archive = tmp_path / "image.tar"
     with tarfile.open(archive, "w") as packed:
@@ -161,7 +161,7 @@ def test_an_archive_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) ->
 
 
 def test_a_race_does_not_lead_out_of_the_tree(tmp_path: Path) -> None:
-    """Lesson 43: a directory that is swapped for a link between the look and the open is refused, not entered."""
+    """A directory that is swapped for a link between the look and the open is refused, not entered (lesson 43)."""
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     (tree / "a").mkdir(parents=True)
     outside.mkdir()
@@ -197,7 +197,7 @@ def test_a_race_does_not_lead_out_of_the_tree(tmp_path: Path) -> None:
 
 
 def test_what_was_allowed_is_what_is_opened(tmp_path: Path) -> None:
-    """Lesson 43: another directory, or a link, in the place of the checked one is refused."""
+    """Another directory, or a link, in the place of the checked one is refused (lesson 43)."""
     tree, other = tmp_path / "tree", tmp_path / "other"
     tree.mkdir()
     other.mkdir()

@@ -39,7 +39,7 @@ from hutch.keeper.boxes import health
 from hutch.model.state import State
 from hutch.providers.guest_client import instance
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 KEEPER_MAY_GROW = 96 << 20
 
 
@@ -88,7 +88,7 @@ def at_once(data: bytes) -> Lie:
 def greeting(**changes: Any) -> Lie:
     async def lie(guest: Captured) -> None:
         await guest.greet(**changes)
-        await asyncio.sleep(PATIENCE)
+        await asyncio.sleep(TIMEOUT)
 
     return lie
 
@@ -122,7 +122,7 @@ async def cut_short(guest: Captured) -> None:
     """Announces a frame and sends half of it, for ever."""
     await guest.greet()
     await guest.say(HEADER.pack(1 << 20, REPLY, await guest.asked()) + b"{" * 1000)
-    await asyncio.sleep(PATIENCE)
+    await asyncio.sleep(TIMEOUT)
 
 
 async def out_of_order(guest: Captured) -> None:
@@ -135,12 +135,12 @@ async def greeting_twice(guest: Captured) -> None:
     await guest.greet()
     await guest.asked()
     await guest.greet()
-    await asyncio.sleep(PATIENCE)
+    await asyncio.sleep(TIMEOUT)
 
 
 async def silent(guest: Captured) -> None:
     await guest.greet()
-    await asyncio.sleep(PATIENCE)
+    await asyncio.sleep(TIMEOUT)
 
 
 async def hanging_up(guest: Captured) -> None:
@@ -215,7 +215,7 @@ async def test_a_captured_guest_hurts_nobody(
         box = await hutch.create()
         assert (await box.exec("echo true")).stdout == "true\n"
         before = resident()
-        async with asyncio.timeout(PATIENCE), captured(box, hutch_directories / "r", LIES[name]):
+        async with asyncio.timeout(TIMEOUT), captured(box, hutch_directories / "r", LIES[name]):
             call = asyncio.create_task(box.exec("echo lies", timeout=0.5))
             for number in range(3):
                 assert (await neighbour.exec(f"echo {number}")).stdout == f"{number}\n"
@@ -239,7 +239,7 @@ async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_dir
     async with Hutch(provider="native") as hutch:
         box = await hutch.create()
         await box.exec("true")
-        async with asyncio.timeout(PATIENCE), captured(box, hutch_directories / "r", lie):
+        async with asyncio.timeout(TIMEOUT), captured(box, hutch_directories / "r", lie):
             result = await box.exec("echo lies")
             assert result.exit_code == 0
             assert result.stdout == ""

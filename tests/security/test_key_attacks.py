@@ -54,8 +54,8 @@ def attack(caller: Client) -> str:
 
 
 def test_a_bundle_runs_nothing_as_root(server: Server, rootless: bool) -> None:
-    """Lesson 45: import and export handle the system's files as the box's root; a bundle that brings its own `find`
-    had it run as root by a key that may not be root."""
+    """Import and export handle the system's files as the box's root; a bundle that brings its own `find`
+    had it run as root by a key that may not be root (lesson 45)."""
     if rootless:
         pytest.skip("an ordinary user's boxes have no root")
     assert attack(server.unix()) == "0", "the control: an admin's own bundle may"

@@ -13,7 +13,7 @@ from tests.security.attacks import Arena, outcome, python
 from hutch.model.results import Result
 from hutch.sync import Box
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 # Its first process ends when the box is full; the others fork whenever they can, and take no error for an answer.
 BOMB = """
@@ -64,14 +64,14 @@ def command_lines(box: Box) -> list[str]:
 
 def wait_until_left(box: Box, *lines: str) -> None:
     """What was killed takes its time to die; what is spared is still there then."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := command_lines(box)) != sorted(lines):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
 
 
 def wait_for(box: Box, line: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while line not in command_lines(box):
         assert time.monotonic() < deadline, f"{line} never ran"
         time.sleep(0.02)
@@ -79,7 +79,7 @@ def wait_for(box: Box, line: str) -> None:
 
 def first_cleared(start: Callable[[], Result]) -> Result:
     """The first command that had to make room for itself; until the bomb has filled the box again, one may slip in."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         result = start()
         assert result.stdout.strip() == "alive", result
@@ -135,13 +135,13 @@ def test_a_running_bomb_is_not_a_stray(arena: Arena) -> None:
     """A limit that a running job uses up is that job's right: the next command is told so, and the job can be ended."""
     with arena.box(pids=32, memory_mb=512) as box:
         job = box.start(python("while True:\n    try:\n        os.fork()\n    except OSError:\n        pass"))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while (result := box.exec("true", timeout=60)).ok:
             assert time.monotonic() < deadline, "the bomb never filled the box"
         assert result.verdict.cause == "pids"
         job.signal(9)
         job.wait(60)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not box.exec("true", timeout=60).ok:
             assert time.monotonic() < deadline
 

@@ -18,7 +18,7 @@ SECRET = "correct-horse-battery-4471"
 SOURCE = Path(hutch.__file__).parent
 SPEAKS = {
     "cli",  # the command line's answers; its errors are redacted in cli/output.py
-    "providers/native/network/helper_process.py",  # the porter: a process that is given no secret
+    "providers/native/network/helper_process.py",  # a process that is given no secret
     "providers/guest_bundle/relay.py",  # runs in a container, whose engine carries its words to us
     "logs",
 }

@@ -50,8 +50,8 @@ def _look(place: Path, *options: str) -> tuple[bool, str]:
 
 
 def test_a_planted_configuration_runs_nothing_on_the_host(place: Path) -> None:
-    """B1, lesson 44: a hutch.toml that asks for the provider `host` is ignored, and Hutch says so and how to accept
-    it. Accepted by its digest, it counts until it changes."""
+    """A hutch.toml that asks for the provider `host` is ignored, and Hutch says so and how to accept
+    it. Accepted by its digest, it counts until it changes (B1, lesson 44)."""
     _plant(place, "hutch.toml", ESCAPE)
     escaped, said = _look(place)
     assert not escaped
@@ -70,7 +70,7 @@ def test_a_planted_configuration_runs_nothing_on_the_host(place: Path) -> None:
 
 
 def test_a_box_is_not_shown_what_configures_hutch_to_write(place: Path) -> None:
-    """Lesson 44: neither the user's configuration nor a named file can be mounted so that a box changes it."""
+    """Neither the user's configuration nor a named file can be mounted so that a box changes it (lesson 44)."""
     (place / "mine.toml").write_text("max_boxes = 7\n")
     (place.parent / "config" / "hutch").mkdir(parents=True)
     env = _env(place) | {"HUTCH_MOUNT_ROOTS": str(place.parent)}
@@ -85,7 +85,7 @@ def test_a_box_is_not_shown_what_configures_hutch_to_write(place: Path) -> None:
 
 
 def test_a_planted_module_is_not_imported_by_a_private_server(place: Path) -> None:
-    """Lesson 44: `Hutch.launch` starts its server with Python, which would import from the working directory first."""
+    """`Hutch.launch` starts its server with Python, which would import from the working directory first (lesson 44)."""
     _plant(place, "msgspec.py", f"open({str(place.parent / 'ran')!r}, 'w').close()\nraise SystemExit\n")
     script = place.parent / "program.py"
     script.write_text(
@@ -99,8 +99,8 @@ def test_a_planted_module_is_not_imported_by_a_private_server(place: Path) -> No
 
 
 def test_a_planted_table_of_mcp_servers_opens_no_file(place: Path) -> None:
-    """B33, lesson 44: an imported `.mcp.json` opens its own project; other paths, and files of variables outside of it,
-    stay closed, and what it takes from the environment is said."""
+    """An imported `.mcp.json` opens its own project; other paths, and files of variables outside of it,
+    stay closed, and what it takes from the environment is said (B33, lesson 44)."""
     _plant(
         place, ".mcp.json",
         '{"mcpServers": {"thief": {"command": "true", "args": ["%s"]}, "named": {"command": "true", '
@@ -122,7 +122,7 @@ def test_a_planted_table_of_mcp_servers_opens_no_file(place: Path) -> None:
 
 
 def test_the_list_of_trusted_files_is_the_users_own(tmp_path: Path) -> None:
-    """Lesson 44: a list that others may have written is an error, not an answer."""
+    """A list that others may have written is an error, not an answer (lesson 44)."""
     from hutch.config import Config, trust
 
     environ = {"HOME": str(tmp_path)}

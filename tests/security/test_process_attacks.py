@@ -330,5 +330,5 @@ def test_root_of_the_box(arena: Arena, sentinel: Sentinel, rootless: bool) -> No
         assert (facts.pop("fds"), facts.pop("count")) == (["0", "1", "2"], 4), "the fourth reads the listing"
         assert set(facts.values()) <= {"EPERM", "EACCES", "EROFS"}, facts
         assert outcome(box, PRIVILEGED_PROCESSES) == [["EPERM", "EACCES", "EACCES"]], (
-            "the deputy is no door for the user"
+            "the root guest gives the user no access"
         )

@@ -75,7 +75,7 @@ def needs(requirement: str) -> str:
 
 
 async def test_a_package_named_pip_does_not_run_as_pip(tmp_path: Path) -> None:
-    """B38, lesson 47: installers run isolated, in an empty directory; the skill's own `pip/` stays a file of it."""
+    """Installers run isolated, in an empty directory; the skill's own `pip/` stays a file of it (B38, lesson 47)."""
     place = skill(tmp_path, "sly", needs("./tiny_dep-1.0-py3-none-any.whl"))
     plant_pip(place)
     wheel(place)
@@ -93,7 +93,7 @@ async def test_a_package_named_pip_does_not_run_as_pip(tmp_path: Path) -> None:
 
 
 async def test_one_skill_prepares_nothing_for_another(tmp_path: Path) -> None:
-    """Lesson 47: two skills of one owner with the same requirement; what the first made is not what the second gets."""
+    """Two skills of one owner with the same requirement: the second does not get what the first made (lesson 47)."""
     sly, victim = (skill(tmp_path, name, needs("tiny-dep")) for name in ("sly", "victim"))
     plant_pip(sly)
     wheel(victim)
@@ -113,7 +113,7 @@ async def test_one_skill_prepares_nothing_for_another(tmp_path: Path) -> None:
 
 
 def test_the_key_of_prepared_dependencies_names_the_skill(tmp_path: Path) -> None:
-    """Lesson 47: the same requirements in two packages are two keys, and one package has one key."""
+    """The same requirements in two packages are two keys, and one package has one key (lesson 47)."""
     one, two = (check_package(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
     assert one.manifest.dependencies == two.manifest.dependencies
     assert dependencies.dependencies_key(one) != dependencies.dependencies_key(two)

@@ -22,9 +22,9 @@ from tests.conftest import remove
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 GRACE = "60"
-"""Boxes of a server that a test lost end by themselves."""
+"""Seconds after which boxes of a killed server end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Client:
-    """One caller: where the server is, and the headers of every request."""
+    """A caller: the address of the server, and the headers of every request."""
 
     def __init__(self, address: str | tuple[str, int], **headers: str) -> None:
         self.address = address
@@ -49,12 +49,12 @@ class Client:
 
     def connect(self) -> http.client.HTTPConnection:
         if isinstance(self.address, str):
-            connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+            connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_SECONDS)
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(PATIENCE)
+            connection.sock.settimeout(TIMEOUT_SECONDS)
             connection.sock.connect(self.address)
             return connection
-        return http.client.HTTPConnection(*self.address, timeout=PATIENCE)
+        return http.client.HTTPConnection(*self.address, timeout=TIMEOUT_SECONDS)
 
     def open(
         self, method: str, path: str, body: Any = None, **headers: str
@@ -131,7 +131,7 @@ class Server:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
-        return self._process.wait(PATIENCE)
+        return self._process.wait(TIMEOUT_SECONDS)
 
     def unix(self, **headers: str) -> Client:
         return Client(str(self.run / "server.sock"), **headers)
@@ -168,7 +168,7 @@ def serving(*options: str, **settings: str) -> Iterator[Server]:
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """Of 127.0.0.1, signed by itself: its file and that of its key."""
+    """The files of a self-signed certificate for 127.0.0.1 and of its key."""
     cert, key = directory / "cert.pem", directory / "key.pem"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
@@ -181,8 +181,8 @@ def certificate(directory: Path) -> tuple[Path, Path]:
 
 
 def until(found: Callable[[], T]) -> T:
-    """The first true answer."""
-    end = time.monotonic() + PATIENCE
+    """Poll until the answer is true, and return it."""
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not (answer := found()):
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)

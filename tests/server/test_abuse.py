@@ -29,8 +29,8 @@ def memory_mb(server: Server) -> float:
     return int(dict(line.split(":", 1) for line in lines)["RssAnon"].split()[0]) / 1024
 
 
-def told(server: Server, name: str) -> float:
-    """One number of /metrics."""
+def metric(server: Server, name: str) -> float:
+    """The value of one metric."""
     lines = server.unix().call("GET", "/metrics").body.decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
@@ -64,7 +64,7 @@ async def settled_mb(server: Server) -> float:
     """Memory once nothing is held any more and it has not fallen for two seconds."""
     least, since, end = memory_mb(server), time.monotonic(), time.monotonic() + 30
     while (now := time.monotonic()) < end:
-        if told(server, 'hutch_held_bytes{when="now"}'):
+        if metric(server, 'hutch_held_bytes{when="now"}'):
             since = now
         elif now > since + 2:
             break
@@ -85,11 +85,11 @@ async def abused(server: Server, count: int, seconds: float) -> dict[str, object
         before = await settled_mb(server)
         taken = await beside(server, target, LOADS, count, seconds)
         after = await settled_mb(server)
-    most = told(server, 'hutch_held_bytes{when="most"}')
+    most = metric(server, 'hutch_held_bytes{when="most"}')
     assert max(taken) < STARVED_SECONDS, sorted(taken)[-5:]
     assert after <= 1.2 * before, f"{before:.1f} MB before, {after:.1f} MB after"
     assert 0 < most <= PER_KEY_MB << 20, "one key had more than its part"
-    assert told(server, 'hutch_held_bytes{when="now"}') == 0
+    assert metric(server, 'hutch_held_bytes{when="now"}') == 0
     return {
         "kinds": len(LOADS), "commands": len(taken), "p50_ms": round(1000 * percentile(taken, 0.5), 2),
         "p99_ms": round(1000 * percentile(taken, 0.99), 2), "most_held_mb": round(most / (1 << 20), 1),

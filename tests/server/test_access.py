@@ -1,4 +1,4 @@
-"""Whose box it is, is asked before anything happens to it."""
+"""The owner of a box is checked before anything happens to it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hutch.server.auth import Caller
 from hutch.server.request import Call, Message
 from hutch.server.service import Service
 from tests.keeper.faulty import Engine
-from tests.keeper.house import crash, keeper_on, opened
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 
 
 def call(service: Service, owner: str, box: str) -> Call:
@@ -26,8 +26,8 @@ def call(service: Service, owner: str, box: str) -> Call:
 
 
 async def test_a_stranger_takes_over_nothing(tmp_path: Path) -> None:
-    """P16, issue 4.2: a box whose keeper has died waits for its owner; others are told that there is none, and their
-    asking moves nothing."""
+    """A box whose keeper has died is adopted only for its owner; for others it does not exist, and their requests
+    change nothing (P16)."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     async with opened(engine, tmp_path) as second:

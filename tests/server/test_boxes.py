@@ -7,7 +7,7 @@ from tests.server.serving import Client, Server, until
 
 
 def test_a_box_can_be_made_in_the_background(client: Client) -> None:
-    """P5: 202 and `creating` at once; actions before it runs are told so; it becomes `running` by itself."""
+    """The answer is 202 with `creating`; actions before the box runs say so, and it then becomes `running` (P5)."""
     answer = client.call("POST", "/v1/boxes?wait=false", {"labels": {"a": "b"}})
     box = answer.headers["location"]
     assert answer.json()["state"] in ("creating", "running")
@@ -27,7 +27,7 @@ def test_a_background_creation_that_fails_says_why(client: Client) -> None:
 
 
 def test_a_box_may_be_destroyed_while_it_is_made(client: Client) -> None:
-    """Lesson 4: nothing of it remains, whenever the call comes."""
+    """Nothing of the box remains, whenever the call comes (lesson 4)."""
     for _ in range(5):
         box = client.call("POST", "/v1/boxes?wait=false", {}).headers["location"]
         client.good("DELETE", box)
@@ -35,7 +35,7 @@ def test_a_box_may_be_destroyed_while_it_is_made(client: Client) -> None:
 
 
 def test_only_an_admin_opens_paths_of_the_machine(server: Server, client: Client) -> None:
-    """B18, lesson 27: for one box, each root logged; a user's key cannot, and what is always refused stays refused."""
+    """An admin opens roots for one box, and each is logged; a user's key cannot open any (B18, lesson 27)."""
     place = server.top / "project"
     place.mkdir(exist_ok=True)
     spec = {"mounts": [f"{place}:/mnt/project"]}
@@ -84,7 +84,7 @@ def test_whoever_leaves_gets_no_box(server: Server, client: Client) -> None:
 
 
 def test_one_session_works_at_a_time(client: Client) -> None:
-    """P6: busy for others, who may look; a takeover raises the epoch; release frees it."""
+    """Other sessions get `busy` but may read; a takeover raises the epoch; a release frees the box (P6)."""
     one, two = client.saying(hutch_session="one"), client.saying(hutch_session="two")
     with one.box() as box:
         first = one.good("GET", f"{box}/lease")
@@ -105,8 +105,8 @@ def test_one_session_works_at_a_time(client: Client) -> None:
 
 
 def test_a_release_does_not_overtake_a_later_grant(server: Server) -> None:
-    """Lesson 5: two messages of one chat overlap. The release of the first must not take the lease of the second, whose
-    answer was on its way when the first handle was closed."""
+    """Two messages of one chat overlap. The release of the first must not take the lease of the second, whose
+    answer was on its way when the first handle was closed (lesson 5)."""
     client = server.unix(hutch_session="chat", hutch_client="one")
     scope = {"template": "{chat}", "values": {"chat": "7"}, "spec": {"memory_mb": 64, "disk_mb": 16}}
     first = client.good("POST", "/v1/scopes", scope)
@@ -140,7 +140,7 @@ def test_paused_boxes_wake_when_used(client: Client) -> None:
 
 
 def test_a_session_has_a_current_box(client: Client) -> None:
-    """P6, P7: set, found again by another connection, left."""
+    """A current box is set, found again by another connection, and left (P6, P7)."""
     session = client.saying(hutch_session="current-test")
     assert session.good("GET", "/v1/session/current") == {"session": "current-test", "box": None}
     with client.box() as box:
@@ -180,7 +180,7 @@ def test_nothing_of_the_host_is_mounted_by_default(server: Server, client: Clien
 
 
 def test_a_private_range_that_no_box_could_reach_is_the_callers_mistake(client: Client) -> None:
-    """P10: what cannot be had is said before anything is made, with a remedy and without our own insides."""
+    """An impossible spec is refused before anything is created, with a remedy (P10)."""
     answer = client.call("POST", "/v1/boxes", {"network": "on", "allow_private": ["fd00::/8"]})
     assert answer.status == 400, answer
     error = answer.json()

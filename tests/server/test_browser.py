@@ -184,7 +184,7 @@ def _tried(page: Page, name: str, target: Target, *, url: str = "") -> str:
 @pytest.mark.parametrize("site", ["127.0.0.1", "localhost", "evil.example"])
 @pytest.mark.parametrize("cookie", [False, True], ids=["", "with cookies"])
 def test_pages_of_others(browser: Browser, local: Server, page_ports: tuple[int, int], site: str, cookie: bool) -> None:
-    """Issue 4: neither another port of this machine, nor another site, nor a frame without an origin: nothing is
+    """Neither another port of this machine, nor another site, nor a frame without an origin: nothing is
     changed and nothing is read, even if the page knows a key, or the browser holds cookies for the server's host."""
     target = Target(local, "browsing")
     context = browser.new_context()
@@ -203,7 +203,7 @@ def test_pages_of_others(browser: Browser, local: Server, page_ports: tuple[int,
 
 
 def test_names_that_were_made_to_point_here(browser: Browser, local: Server) -> None:
-    """Issue 4.2: DNS rebinding. To the browser page and server are one origin; the server knows its own names."""
+    """DNS rebinding. To the browser page and server are one origin; the server knows its own names."""
     target = Target(local, "rebound")
     port = target.url.rpartition(":")[2]
     url = f"http://evil.example:{port}"

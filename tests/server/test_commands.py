@@ -56,7 +56,7 @@ def test_a_stream_that_cannot_begin_is_an_ordinary_error(client: Client) -> None
 
 
 def test_whoever_leaves_kills_his_command(client: Client) -> None:
-    """Issue 4: buffered or streamed, before or after output, a lost client leaves no process behind."""
+    """Buffered or streamed, before or after output, a lost client leaves no process behind."""
     with client.box() as box:
         for number, accept in enumerate(("application/json", "application/x-ndjson", "application/octet-stream")):
             for loud in ("", "echo x; "):
@@ -72,7 +72,7 @@ def test_whoever_leaves_kills_his_command(client: Client) -> None:
 
 
 def test_an_operation_nobody_knows_is_not_begun(client: Client) -> None:
-    """Asked again for what the server never heard of: whether it was done cannot be said, and it is not done now."""
+    """A retry of an operation that the server does not know is refused and not started."""
     with client.box() as box:
         headers = {"hutch_operation": "never", "hutch_again": "yes"}
         told = client.call("POST", f"{box}/exec", {"command": "touch begun"}, **headers)
@@ -82,7 +82,7 @@ def test_an_operation_nobody_knows_is_not_begun(client: Client) -> None:
 
 
 def test_jobs_live_on_their_own(client: Client) -> None:
-    """B28: started, fed, read from any cursor, signalled, waited for, forgotten; by separate connections."""
+    """Separate connections start, feed, read, signal, await and forget a job (B28)."""
     with client.box() as box:
         started = client.good("POST", f"{box}/jobs", {"command": "while read x; do echo got $x; done", "name": "loop"})
         job = f"{box}/jobs/{started['id']}"
@@ -109,7 +109,7 @@ def test_a_large_input_is_streamed(client: Client) -> None:
 
 
 def test_no_secret_is_told(server: object, client: Client) -> None:
-    """Issue 4.2: neither an answer nor the log nor an error shows a box's secret, an input or an environment."""
+    """Neither an answer nor the log nor an error shows a box's secret, an input or an environment."""
     secret = "s3cr3t-0123456789abcdef"
     with client.box(secrets={"TOKEN": secret}) as box:
         shown = client.call("GET", box)

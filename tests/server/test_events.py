@@ -20,7 +20,7 @@ def _next(response: http.client.HTTPResponse) -> dict[str, Any]:
 
 
 def test_a_stream_goes_on_where_it_was_left(server: Server) -> None:
-    """Issue 4.1: SSE with resume: no event is missed or told twice, and only the owner's are told."""
+    """A resumed stream neither misses nor repeats an event, and shows only the owner's."""
     owner = server.tcp(server.key("user", "listener"))
     other = server.tcp(server.key("user", "talker"))
     connection, response = owner.open("GET", "/v1/events", accept="text/event-stream")
@@ -57,7 +57,7 @@ def test_a_wrong_cursor_is_refused(client: Client) -> None:
 
 
 def test_status_tells_what_is_there(client: Client) -> None:
-    """B25: whether, why, and what of the caller's there is."""
+    """The status says whether boxes can be created, why not, and what the caller has (B25)."""
     with client.box():
         status = client.good("GET", "/v1/status")
         assert (status["state"], status["available"], status["enabled"]) == ("ready", True, True)

@@ -54,7 +54,7 @@ def test_files_without_a_size_are_read_whole(client: Client) -> None:
 
 
 def test_an_upload_that_breaks_off_changes_nothing(client: Client) -> None:
-    """Lesson 21: the old content stays, and nothing half written is left beside it."""
+    """The old content stays, and nothing half written is left beside it (lesson 21)."""
     with client.box() as box:
         path = f"{box}/files/content?path=f"
         client.good("PUT", path, b"old")

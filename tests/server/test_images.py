@@ -14,7 +14,7 @@ PULLED = "progress/busybox"
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
-    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
+    with registry_server.running_registry(tmp_path_factory.mktemp("registry")) as started:
         yield started
 
 
@@ -26,7 +26,7 @@ def place() -> Iterator[Server]:
 
 
 def test_an_image_from_pull_to_removal(place: Server, registry: registry_server.Server) -> None:
-    """Issue 9: a missing image is not pulled behind anybody's back; pulled, it is everybody's to stand on."""
+    """A missing image is never pulled implicitly; once pulled, everybody can use it."""
     name = registry.push("whole/busybox", registry_server.small(Env=["COLOUR=blue"]))
     admin, user = place.tcp(place.key("admin", "operators")), place.tcp(place.key("user", "team"))
     spec = {"image": f"oci:{name}", "memory_mb": 128}
@@ -61,7 +61,7 @@ def test_an_image_from_pull_to_removal(place: Server, registry: registry_server.
 
 
 def test_a_pull_tells_how_far_it_is(place: Server, registry: registry_server.Server) -> None:
-    """Issue 9: progress as lines, the image at the end; what fails before the first line is told by the status."""
+    """Progress comes as lines and the image at the end; an error before the first line gets its own status."""
     admin = place.tcp(place.key("admin", "operators"), accept="application/x-ndjson")
     name = registry.push(PULLED, registry_server.small())
     answer = admin.call("POST", "/v1/images", {"name": name})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import PATIENCE, Client, Server, serving, until
+from tests.server.serving import TIMEOUT_SECONDS, Client, Server, serving, until
 
 BODY_MB = 1
 
@@ -26,7 +26,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _raw(client: Client, sent: bytes) -> socket.socket:
-    connection = socket.create_connection(client.address, timeout=PATIENCE)  # type: ignore[arg-type]
+    connection = socket.create_connection(client.address, timeout=TIMEOUT_SECONDS)  # type: ignore[arg-type]
     connection.sendall(sent)
     return connection
 
@@ -42,7 +42,7 @@ def _answer(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def test_bodies_that_are_too_large(strict: Server) -> None:
-    """Issue 4.2: 413, whether the size was told before or only seen."""
+    """A body that is too large gets 413, whether its size was declared or not."""
     client = strict.tcp(strict.key("user", "large"))
     told = client.call("POST", "/v1/boxes", b"{" + b" " * (BODY_MB << 20) + b"}")
     assert (told.status, told.json()["code"]) == (413, "too_large")
@@ -64,7 +64,7 @@ def test_bodies_that_are_too_large(strict: Server) -> None:
 
 
 def test_bodies_that_stand_still(strict: Server) -> None:
-    """Issue 4.2: 408 and the end of the connection; an upload that breaks off changes nothing."""
+    """A body that stops gets 408 and a closed connection; an interrupted upload changes nothing."""
     client = strict.tcp(strict.key("user", "slow"))
     with client.box(memory_mb=128) as box:
         client.good("PUT", f"{box}/files/content?path=f", b"whole")
@@ -145,7 +145,7 @@ def test_a_connection_that_is_used_stays(strict: Server) -> None:
 
 
 def test_strangers_have_a_rate(tmp_path: Path) -> None:
-    """Issue 4.2: by address, for requests without a good key, made-up keys and health checks alike; whoever has a key
+    """By address, for requests without a good key, made-up keys and health checks alike; whoever has a key
     is not concerned."""
     (tmp_path / "hutch.toml").write_text("[server]\nrate_per_sec = 5\n")
     with serving(HUTCH_CONFIG=str(tmp_path / "hutch.toml")) as server:

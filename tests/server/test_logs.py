@@ -9,7 +9,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from tests.server.serving import Server, serving, until
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 SECRET = "correct-horse-battery"
 
@@ -72,7 +72,7 @@ def test_what_runs_by_itself_is_no_part_of_the_request_that_started_it() -> None
 
 
 def test_the_first_lines_say_what_works_and_why_not() -> None:
-    """B30: what is available, and the reason and the remedy for what is not."""
+    """What is available, and the reason and the remedy for what is not (B30)."""
     with serving() as server:
         text = server.log.read_text()
         assert "hutch: boxes by native (namespaces)" in text
@@ -89,7 +89,7 @@ def test_the_first_lines_say_what_works_and_why_not() -> None:
 
 
 def test_only_boxes_of_an_earlier_server_are_taken_over(tmp_path: Path) -> None:
-    """B30: a fresh state directory has nothing to take over, though the pool has made boxes by then."""
+    """A fresh state directory has nothing to take over, though the pool has made boxes by then (B30)."""
     config = tmp_path / "hutch.toml"
     config.write_text("[pool]\ndefault = 1\n")
     with serving(HUTCH_CONFIG=str(config)) as server:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from hutch.model.boxes import EventCause
 from hutch.model.spec import Spec
 from hutch.server import exposition
 from hutch.server.metrics import Metrics
 from tests.keeper.faulty import Engine
-from tests.keeper.house import keeper_on
+from tests.keeper.faulty_keeper import keeper_on
 from tests.server.serving import Client, Server, serving, until
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 
 def numbers(client: Client) -> dict[str, float]:
@@ -120,7 +121,7 @@ async def test_a_box_that_gives_no_answer_is_counted(tmp_path: Path) -> None:
     live = await keeper.create(Spec(profile="code"), session="s")
     engine.broken.add(live.record.id)
     await keeper.health.check(live)
-    await keeper.teardown.destroy(live, "replaced: it was broken")
+    await keeper.teardown.destroy(live, "it was broken", EventCause.REPLACED)
     await keeper.close()
     text = exposition.text(metrics).decode()
     assert 'hutch_boxes_health_check_failures_total{profile="code"} 1.0' in text

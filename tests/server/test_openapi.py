@@ -25,7 +25,7 @@ def _operations() -> dict[str, dict[str, Any]]:
 
 
 def test_it_is_served_to_whoever_may_come_in(server: Server, client: Client) -> None:
-    """Issue 4.1: OpenAPI 3.1, the same for every role; strangers get 401."""
+    """Every role gets the same OpenAPI 3.1 document; without a key the answer is 401."""
     for role in ("user", "observer", "admin"):
         told = server.tcp(server.key(role, "reader")).good("GET", "/v1/openapi.json")
         assert told == document()

@@ -43,7 +43,7 @@ def events(client: Client, question: str) -> list[tuple[str, str]]:
 
 
 def test_a_question_waits_for_its_answer(server: Server) -> None:
-    """Issue 5.2: what is asked is shown without secrets and within bounds; the first answer counts."""
+    """A question is shown redacted and shortened, and its first answer counts."""
     agent = server.tcp(server.key("user", "asking"))
     person = server.tcp(server.key("user", "asking"))
     with agent.box() as box, asking(agent, box=box.rpartition("/")[2]) as (connection, question):
@@ -63,7 +63,7 @@ def test_a_question_waits_for_its_answer(server: Server) -> None:
 
 
 def test_only_people_of_the_owner_answer(server: Server) -> None:
-    """Issue 4.2: to others the question does not exist, an observer only sees it, an admin over all may decide."""
+    """For other owners the question does not exist; an observer only sees it; an admin may answer it."""
     agent = server.tcp(server.key("user", "careful"))
     foreign = server.tcp(server.key("user", "curious"))
     observer = server.tcp(server.key("observer", "careful"))
@@ -113,7 +113,7 @@ def test_one_owner_does_not_fill_the_list(server: Server) -> None:
 
 
 def test_a_foreign_box_is_not_named(server: Server) -> None:
-    """Issue 4.2: a question cannot be hung on somebody else's box."""
+    """A question cannot name another owner's box."""
     with server.tcp(server.key("user", "one")).box() as box:
         got = server.tcp(server.key("user", "two")).call(
             "POST", "/v1/questions", {**ASKED, "box": box.rpartition("/")[2]}

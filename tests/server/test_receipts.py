@@ -5,7 +5,7 @@ import signal
 
 from hutch.keeper.receipts.export import check_export
 from tests.server.serving import Client, Server, serving
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 
 def listed(client: Client, box: str) -> list[dict[str, object]]:
@@ -14,7 +14,7 @@ def listed(client: Client, box: str) -> list[dict[str, object]]:
 
 
 def test_a_receipt_names_key_role_session_and_request(server: Server) -> None:
-    """Issue 4.4: who."""
+    """Receipts name the caller."""
     key = server.key("user", "receipts-who")
     user = server.tcp(key, hutch_session="agent-7")
     with user.box(memory_mb=64) as box:
@@ -33,7 +33,7 @@ def test_a_receipt_names_key_role_session_and_request(server: Server) -> None:
 
 
 def test_observers_and_admins_leave_receipts_too(server: Server) -> None:
-    """Issue 4.2: admin operations on foreign boxes are explicit, and on record; so is who only looked (P8)."""
+    """Admin operations on other owners' boxes are explicit and recorded, and so are reads (P8)."""
     user = server.tcp(server.key("user", "receipts-seen"))
     observer = server.tcp(server.key("observer", "receipts-seen"))
     admin = server.unix(hutch_admin="yes")
@@ -50,7 +50,7 @@ def test_observers_and_admins_leave_receipts_too(server: Server) -> None:
 
 
 def test_receipts_are_their_owners_alone(server: Server) -> None:
-    """B13: neither pages nor exports, nor verify, nor notes reach over; an admin over all sees them."""
+    """Neither pages nor exports, nor verify, nor notes reach over; an admin over all sees them (B13)."""
     user = server.tcp(server.key("user", "receipts-mine"))
     stranger = server.tcp(server.key("user", "receipts-other"))
     with user.box(memory_mb=64) as box:
@@ -95,7 +95,7 @@ def test_pages_exports_and_notes(server: Server) -> None:
 
 
 def test_streams_and_terminals_are_on_record_before_their_last_frame() -> None:
-    """Issue 4.4: with `strict` the verdict is on record before the caller hears of it."""
+    """With `strict` the receipt is written before the caller gets the verdict."""
     with serving(HUTCH_RECEIPTS="strict") as server:
         assert "receipts are strict" in server.log.read_text()
         client = server.unix()
@@ -117,7 +117,7 @@ def test_streams_and_terminals_are_on_record_before_their_last_frame() -> None:
 
 
 def test_a_restart_tells_its_gap_and_a_clean_one_that_there_is_none() -> None:
-    """Issue 4.4: a restart records its gap."""
+    """A restart records its gap."""
     with serving() as server:
         client = server.unix()
         box = "/v1/boxes/" + client.good("POST", "/v1/boxes", {"memory_mb": 64})["id"]

@@ -1,4 +1,4 @@
-"""A server that is killed and started again under many clients: they lose time, and nothing else (issue 4)."""
+"""A server that is killed and started again under many clients: they lose time, and nothing else."""
 
 import asyncio
 import json
@@ -18,8 +18,10 @@ ROOT = Path(__file__).parents[2]
 
 
 async def under_load(server: Server, *, clients: int, seconds: float, kills: int) -> dict[str, Any]:
-    """What the clients counted. They are another process, and speak TCP; it ends badly if a promise was broken. Then
-    nothing is left of their boxes, whichever server made them."""
+    """Run clients in another process over TCP and return what they counted; that process fails on a broken promise.
+
+    Afterwards nothing is left of their boxes, whichever server created them.
+    """
     url = server.announcement["url"]
     keepers = keepers_of(server)
     loading = await asyncio.create_subprocess_exec(
@@ -47,7 +49,7 @@ async def under_load(server: Server, *, clients: int, seconds: float, kills: int
 
 def killed_and_started(server: Server, url: str) -> None:
     server.end(signal.SIGKILL)
-    (server.state / "server.json").unlink(missing_ok=True)  # the killed one could not
+    (server.state / "server.json").unlink(missing_ok=True)  # the killed server could not remove it
     server.start("--port", url.rpartition(":")[2])
 
 
@@ -56,7 +58,7 @@ def keepers_of(server: Server) -> set[str]:
 
 
 def nothing_left(server: Server, keepers: set[str]) -> None:
-    """No box, and when the server has ended no directory of one, no process, no group."""
+    """Check that no box is left, and after the server's end no directory, process or group of one."""
     admin = server.unix(hutch_admin="yes")
     until(lambda: not admin.good("GET", "/v1/boxes")["boxes"])
     assert keepers
@@ -67,13 +69,13 @@ def nothing_left(server: Server, keepers: set[str]) -> None:
 
 
 def guests_of(server: Server) -> list[str]:
-    """Sockets on which processes of the server's boxes listen; the kernel's list holds those of removed files too."""
+    """Return sockets of the server's boxes that still listen; the kernel also lists those of removed files."""
     return [line for line in Path("/proc/net/unix").read_text().splitlines() if f" {server.run}/" in line]
 
 
 @pytest.mark.timeout(240)
 async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
-    """Issue 4, B24: only typed retryable errors; what was acknowledged is there, and was done once; streams go on."""
+    """Clients see only typed retryable errors; acknowledged work is there, done once; streams go on (B24)."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=16, seconds=8.0, kills=2)
         assert seen["acknowledged"] and seen["lines"] and seen["events"], seen
@@ -81,7 +83,7 @@ async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
 
 @pytest.mark.proof
 async def test_many_clients_and_many_kills() -> None:
-    """Issue 4: 64 clients in another process for 60 s."""
+    """64 clients in another process work for 60 s."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=64, seconds=60.0, kills=8)
     write("server-restart", clients=64, seconds=60, kills=8, **seen)

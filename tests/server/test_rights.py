@@ -24,7 +24,7 @@ from hutch.model.receipts import Who
 from hutch.policy.rights import Rights, RightsTable
 from tests.mcp.serving.clients import over_http
 from tests.server.serving import Answer, Client, Server, serving, until
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 CONFIG = """
 profile = "company"
@@ -92,7 +92,7 @@ def cuts(box: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_locked_default_is_left_through_no_door(server: Server) -> None:
-    """Issue 3 of the review: `profile: "app"` gave network, root and 9 GB to a key whose default profile was locked.
+    """`profile: "app"` gave network, root and 9 GB to a key whose default profile was locked.
     HTTP, waiting and not, scopes, the working box, hosted MCP servers, the Unix socket with a key."""
     caller, admin = user(server, "acme"), server.unix()
     with admin.box(**WIDE) as control:
@@ -245,7 +245,7 @@ def test_maxima_cut_what_a_profile_and_the_pool_give(server: Server) -> None:
 
 
 def test_a_live_box_grows_no_further_than_a_new_one(server: Server) -> None:
-    """B14, B15: PATCH had neither locks nor maxima nor quota."""
+    """PATCH respects locks, maxima and quotas (B14, B15)."""
     caller, builder, counted = user(server, "acme"), user(server, "builder"), user(server, "counted")
     with caller.box() as box:
         body = {"limits": {"memory_mb": 9000, "max_timeout_sec": 0}, "idle_timeout_sec": 60}
@@ -265,7 +265,7 @@ def test_a_live_box_grows_no_further_than_a_new_one(server: Server) -> None:
 
 
 def test_actions_are_given_one_by_one(server: Server) -> None:
-    """P15: create, set retention, takeover and destroy, separate from admin; all else a member may."""
+    """Create, set retention, takeover and destroy are separate actions; a member may do everything else (P15)."""
     full, member = user(server, "club"), user(server, "club", actions=[])
     setting = "rights.club.actions"
     for path in ("/v1/boxes", "/v1/session/working"):

@@ -22,12 +22,12 @@ SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
-    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
+    with registry_server.running_registry(tmp_path_factory.mktemp("registry")) as started:
         yield started
 
 
 def test_every_route_answers(server: Server, client: Client, registry: registry_server.Server, tmp_path: Path) -> None:
-    """B23, lesson 15: nothing is in the table that does not work end to end."""
+    """Every route of the table works end to end (B23, lesson 15)."""
     done: set[str] = set()
 
     def good(op: str, path: str, body: Any = None) -> Any:
@@ -165,7 +165,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
 
 
 def test_errors_have_one_shape_and_a_fitting_status(client: Client) -> None:
-    """Issue 4.1: `{code, message, op, retryable, retry_after, details, remedy}`."""
+    """Every error is `{code, message, op, retryable, retry_after, details, remedy}`."""
 
     def failed(answer: Answer, status: int, code: str) -> dict[str, Any]:
         error: dict[str, Any] = answer.json()
@@ -213,7 +213,7 @@ def test_every_error_class_has_a_status() -> None:
 
 
 def test_errors_are_remembered_for_their_owner(server: Server, client: Client) -> None:
-    """B30: recent errors over HTTP, each to its owner only."""
+    """Each owner can list its own recent errors (B30)."""
     client.call("GET", "/v1/boxes/" + "b" * 20)
     found = client.good("GET", "/v1/errors?limit=1")["errors"]
     assert (found[0]["box"], found[0]["code"]) == ("b" * 20, "not_found")
@@ -222,13 +222,13 @@ def test_errors_are_remembered_for_their_owner(server: Server, client: Client) -
 
 
 def test_bodies_have_a_bound(client: Client) -> None:
-    """Issue 4.2: size limits; told before the body is read."""
+    """A body that is too large is refused before it is read."""
     answer = client.call("POST", "/v1/boxes", b"{}", content_length=str(1 << 40))
     assert (answer.status, answer.json()["code"]) == (413, "too_large")
 
 
 def test_permissions_of_the_table() -> None:
-    """What needs no key tells nothing; what only reads is open to observers."""
+    """Routes without a key reveal nothing; routes that only read are open to observers."""
     assert {route.path for route in ROUTES if route.may is May.ANYBODY} == {"/healthz", "/readyz"}
     changing_reads = {route.op for route in ROUTES if route.method != "GET" and route.may is May.READ}
     assert changing_reads == {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {

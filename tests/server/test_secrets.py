@@ -9,7 +9,7 @@ from websockets.exceptions import InvalidStatus
 
 from hutch.server.routes import ROUTES
 from tests.server.serving import Client, Server, serving
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 OF_A_BOX = "s3cr3t-of-a-box-8d1f"
 OF_LINES = "first-line-of-a-pem-77aa\nsecond-line-of-a-pem-99bb"
@@ -23,8 +23,8 @@ def quiet() -> Iterator[Server]:
 
 
 def test_nothing_a_server_says_holds_a_secret(quiet: Server, tmp_path: Path) -> None:
-    """Issue 4.2, lesson 37: neither log nor error nor event nor number nor record shows a key or a box's secret, also
-    where somebody has put it into the wrong place."""
+    """Neither log nor error nor event nor number nor record shows a key or a box's secret, also
+    where somebody has put it into the wrong place (lesson 37)."""
     made = quiet.unix().good("POST", "/v1/keys", {"role": "admin", "owner": "careless"})
     key = made["text"]
     client = quiet.tcp(key)

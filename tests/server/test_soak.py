@@ -1,4 +1,4 @@
-"""A server under mixed load for long: whenever the load rests, it holds what it held before (issue 4)."""
+"""A server under mixed load for long: whenever the load rests, it holds what it held before."""
 
 import asyncio
 import random
@@ -120,7 +120,7 @@ async def soak(server: Server, *, clients: int, phases: int, seconds: float) -> 
 
 @pytest.mark.timeout(240)
 async def test_what_a_server_holds_does_not_grow() -> None:
-    """Issue 4, the short form: descriptors, threads, processes, directories and rows after each phase are those of the
+    """Descriptors, threads, processes, directories and rows after each phase are those of the
     phase before; memory is judged by the proof, which has the time for it."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         (_, second, third), operations = await soak(server, clients=4, phases=3, seconds=2.0)
@@ -131,7 +131,7 @@ async def test_what_a_server_holds_does_not_grow() -> None:
 
 @pytest.mark.proof
 async def test_ten_minutes() -> None:
-    """Issue 4: what is held after the tenth minute is what was held after the second. Memory: the median of the last
+    """What is held after the tenth minute is what was held after the second. Memory: the median of the last
     three minutes is above that of the second to fourth by no more than 2 % or 1 MB, the size of one arena of Python's
     allocator; over some 80,000 operations that is less than 13 bytes for each."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.serving import Server, certificate
-from tests.server.test_held import Cramped
+from tests.server.test_held_bytes import Cramped
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from hutch.skills.sources import Zip
 from hutch.skills.store import SkillStore
 from tests.skills.make_skill import entry, good, manifest, zipped
 
+pytestmark = pytest.mark.slow
+
 LINK, DEVICE, PIPE = ((kind | 0o777) << 16 for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO))
 
 
@@ -96,9 +98,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_refused_with_the_reason(tmp_path: Path, name: str) -> None:
-    make, told = HOSTILE[name]
+    make, reason = HOSTILE[name]
     store = SkillStore(tmp_path / "skills")
-    with pytest.raises(HutchError, match=told):
+    with pytest.raises(HutchError, match=reason):
         store.install("me", Zip("sent.zip", make()))
     _nothing_is_left(tmp_path)
     assert store.all("me") == ()

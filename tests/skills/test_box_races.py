@@ -15,7 +15,9 @@ from hutch.model.ids import BoxId
 from hutch.providers.native.provider import NativeProvider
 from tests.keeper.gates import GatedStore, Gates
 from tests.skills.make_skill import run_dir, skill
-from tests.skills.test_boxes import AT, Mountless, said
+from tests.skills.test_boxes import AT, Mountless, output_of
+
+pytestmark = pytest.mark.slow
 
 
 def on(store: GatedStore, top: Path, provider: NativeProvider) -> Hutch:
@@ -38,7 +40,7 @@ async def test_a_mount_point_stays_for_a_box_that_is_being_made(tmp_path: Path) 
         await first.destroy()
         gate.open.set()
         second = await making
-        assert await said(second, f"ls {AT}") == "demo\n"
+        assert await output_of(second, f"ls {AT}") == "demo\n"
         await second.destroy()
         assert os.listdir(work) == [], "and goes with the last one"
         assert await store.notes("skill mount point") == {}
@@ -72,4 +74,4 @@ async def test_two_changes_of_skills_at_once_reach_a_box_one_after_the_other(
         assert len(came) == 1
         gate.open.set()
         await asyncio.gather(removing, again)
-        assert await said(box, f"ls {AT}") == "other\n"
+        assert await output_of(box, f"ls {AT}") == "other\n"

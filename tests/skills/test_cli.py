@@ -9,6 +9,8 @@ import pytest
 from tests.cli.conftest import Home
 from tests.skills.make_skill import skill
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(hutch_directories: Path) -> Iterator[Home]:
@@ -24,29 +26,29 @@ def test_a_skills_life(home: Home, tmp_path: Path) -> None:
     assert "2 files" in home.good("skill", "preview", str(place))
     home.good("skill", "install", str(place))
     assert home.good("box", "exec", box, "/workspace/.skills/demo/run") == "one\n"
-    first = home.told("skill", "show", "demo")
+    first = home.json("skill", "show", "demo")
     assert [file["path"] for file in first["content"]] == ["SKILL.md", "run"]
     home.good("skill", "write", "demo", "run", stdin=b"#!/bin/sh\necho two\n")
     assert home.good("box", "exec", box, "/workspace/.skills/demo/run") == "two\n"
-    assert [each["active"] for each in home.told("skill", "versions", "demo")["versions"]] == [True, False]
+    assert [each["active"] for each in home.json("skill", "versions", "demo")["versions"]] == [True, False]
     home.good("skill", "pin", "demo")
-    code, told = home.answer("skill", "upgrade", "demo")
-    assert (code, told["error"]["code"]) == (125, "invalid")
-    code, told = home.answer("skill", "install", str(place))
-    assert (code, told["error"]["code"]) == (125, "conflict")
+    code, answer = home.answer("skill", "upgrade", "demo")
+    assert (code, answer["error"]["code"]) == (125, "invalid")
+    code, answer = home.answer("skill", "install", str(place))
+    assert (code, answer["error"]["code"]) == (125, "conflict")
     home.good("skill", "unpin", "demo")
     home.good("skill", "rollback", "demo", first["digest"])
     target = tmp_path / "out.zip"
     home.good("skill", "export", "demo", str(target))
     home.good("skill", "remove", "demo")
-    assert home.told("skill", "list")["skills"] == []
-    assert home.told("skill", "install", str(target))["digest"] == first["digest"]
+    assert home.json("skill", "list")["skills"] == []
+    assert home.json("skill", "install", str(target))["digest"] == first["digest"]
     assert home.good("box", "exec", box, "/workspace/.skills/demo/run") == "one\n"
     command = (
         "mkdir -p .skills-state/demo; cp -r .skills/demo .skills-state/demo/edit; echo x >> .skills-state/demo/edit/a"
     )
     home.good("box", "exec", box, "--", "sh", "-c", command, "sh", ".skills-state/demo")
-    assert home.told("skill", "save", "demo", "--box", box)["versions"] == 2
+    assert home.json("skill", "save", "demo", "--box", box)["versions"] == 2
     assert home.good("skill", "show", "demo", "--file", "a") == "x\n"
 
 
@@ -55,11 +57,11 @@ def test_create_bind_scan(home: Home, tmp_path: Path) -> None:
     assert home.good("skill", "show", "mine", "--file", "SKILL.md").endswith("---\n\n# Do it\n")
     home.good("skill", "bind", "pipe", "mine")
     assert home.good("run", "--skills", "pipe", "--", "ls", "/workspace/.skills") == "mine\n"
-    assert home.told("skill", "bind")["bindings"] == [{"group": "pipe", "skills": ["mine"]}]
+    assert home.json("skill", "bind")["bindings"] == [{"group": "pipe", "skills": ["mine"]}]
     skill(tmp_path, "found")
-    assert [each["name"] for each in home.told("skill", "scan", str(tmp_path))["skills"]] == ["found"]
+    assert [each["name"] for each in home.json("skill", "scan", str(tmp_path))["skills"]] == ["found"]
     events = [json.loads(line) for line in home.good("events", "--json").splitlines()]
     assert "installed mine from edit" in json.dumps(events)
     for words in (("show", "none"), ("install", "/no/such"), ("create", "Not-A-Name", "--description", "x")):
-        code, told = home.answer("skill", *words)
-        assert code == 125 and told["error"]["remedy"], told
+        code, answer = home.answer("skill", *words)
+        assert code == 125 and answer["error"]["remedy"], answer

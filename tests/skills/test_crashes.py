@@ -7,11 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hutch.model.skills import EVERY_SKILL
 from hutch.skills import content
 from hutch.skills.sources import Directory
 from hutch.skills.store import SkillStore
 from tests.skills.make_skill import skill
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 12
 SCRIPT = Path(__file__).with_name("killed_install.py")

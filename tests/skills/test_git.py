@@ -16,6 +16,8 @@ from hutch.skills.sources import Git
 from hutch.skills.store import SkillStore
 from tests.skills.make_skill import run_dir, skill
 
+pytestmark = pytest.mark.slow
+
 ME = "me"
 
 

@@ -10,6 +10,8 @@ from hutch.errors import Conflict, FileMissing, Invalid, NotFound, Refused
 from tests.server.serving import Server, serving
 from tests.skills.make_skill import entry, good, skill, zipped
 
+pytestmark = pytest.mark.slow
+
 AT = "/workspace/.skills"
 
 

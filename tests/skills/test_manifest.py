@@ -59,7 +59,7 @@ def test_ours_may_stand_under_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         (b"name: a\n", "does not begin"),
         (b"---\nname: a\n", "no closing line"),
@@ -84,8 +84,8 @@ def test_ours_may_stand_under_metadata() -> None:
         (b"---\n" + b"a: 1\n" * 20_000 + b"---\n", "more than"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(content: bytes, told: str) -> None:
-    with pytest.raises(Invalid, match=told):
+def test_errors_name_the_field(content: bytes, problem: str) -> None:
+    with pytest.raises(Invalid, match=problem):
         parse(content)
 
 

@@ -106,7 +106,7 @@ def test_a_preview_says_what_would_change_and_leaves_nothing(store: SkillStore, 
         store.install(ME, Directory(str(place)), digest=installed.digest)
 
 
-def test_of_edits_at_the_same_time_one_wins_and_the_others_are_told(store: SkillStore, tmp_path: Path) -> None:
+def test_of_simultaneous_edits_one_wins_and_the_others_fail(store: SkillStore, tmp_path: Path) -> None:
     """However close together writers come, none loses what another has written."""
     first, _ = store.install(ME, Directory(str(skill(tmp_path))))
     together = Barrier(4)

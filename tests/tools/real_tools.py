@@ -1,12 +1,16 @@
-"""Opens tools on real boxes, and the calls that most tests of them make."""
+"""Opens tools on real boxes, makes the usual calls, and checks every answer against its output schema."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
+
+from jsonschema import Draft202012Validator
 
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
-from tests.tools.answer_schema import check_answer
+from hutch.tools.schemas import output_schema
+from hutch.tools.toolbox import TOOLS
 
 
 @asynccontextmanager
@@ -50,3 +54,31 @@ async def put(tools: Tools, path: str, data: bytes) -> None:
 async def content(tools: Tools, path: str) -> bytes:
     box, _ = await tools.agent().box()
     return await box.files.read(path)
+
+
+_KINDS = {tool.name: tool.answers for tool in TOOLS}
+
+
+def check_answer(tool: str, result: ToolResult) -> None:
+    """Check an answer of a built-in tool, which may be an error."""
+    kind = _KINDS.get(tool)
+    if kind is None:
+        return
+    assert ("error" in result.structured) == result.is_error
+    for problem in _validator(kind).iter_errors(result.structured):
+        raise AssertionError(f"{tool}: {problem.json_path}: {problem.message[:300]}")
+
+
+@cache
+def _validator(kind: type) -> Draft202012Validator:
+    return Draft202012Validator(_closed(output_schema(kind)))
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema with unknown fields forbidden."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed

@@ -12,6 +12,8 @@ from hutch.errors import Invalid
 from hutch.tools.attachments import MAX_NAME_BYTES, Attachments, Bounds, safe_name, unique_name
 from tests.tools.real_tools import content, done, open_tools, refused
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("given", "safe"),

@@ -2,9 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from hutch.keeper.embedded import Hutch
 from hutch.tools import AgentPermissions, Decision, Tools
 from tests.tools.real_tools import content, done, open_tools, put, refused
+
+pytestmark = pytest.mark.slow
 
 
 async def test_each_agent_works_in_a_box_of_its_own() -> None:

@@ -8,6 +8,8 @@ import pytest
 from hutch.tools import Tools
 from tests.tools.real_tools import content, done, open_tools, put, refused
 
+pytestmark = pytest.mark.slow
+
 
 async def test_files_and_commands_live_in_one_place() -> None:
     """The same paths, the same owner, the same symlinks for tools and commands (lesson 18)."""

@@ -19,8 +19,8 @@ from hutch.errors import HutchError
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
 from tests import proofs
-from tests.tools.answer_schema import check_answer
 from tests.tools.fuzz_strategies import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
+from tests.tools.real_tools import check_answer
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,11 @@
 import asyncio
 import hashlib
 
+import pytest
+
 from tests.tools.real_tools import done, open_tools, refused
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_command_answers_with_output_exit_code_and_duration() -> None:

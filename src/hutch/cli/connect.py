@@ -131,7 +131,7 @@ class Started:
 @asynccontextmanager
 async def started(box: "Box", order: "Command") -> AsyncIterator[Started]:
     """Start a command. In a box that this process keeps, its start, input and end are one receipt."""
-    from hutch.keeper.access.handles import BoxHandle, asked
+    from hutch.keeper.access.handles import BoxHandle, command_details
 
     if not isinstance(box, BoxHandle):
         yield Started(
@@ -141,7 +141,7 @@ async def started(box: "Box", order: "Command") -> AsyncIterator[Started]:
             )
         )  # fmt: skip
         return
-    async with box.operation("exec", asked(order)) as operation:
+    async with box.operation("exec", command_details(order)) as operation:
         instance = await box.begin()
         try:
             begun = Started(await instance.start(order))

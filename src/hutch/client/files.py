@@ -14,7 +14,7 @@ from hutch.errors import FileTooLarge
 from hutch.model.arguments import as_bytes
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.spec import EffectiveSpec
-from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 
 MAX_READ = 64 << 20
 """Most bytes that `read` returns without a limit."""
@@ -149,5 +149,5 @@ class RemoteFiles:
         return await transfer.copy_in(self._handle, source, target)
 
     async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
-        bound = most_of(self._spec(), source) if most is None else most
+        bound = max_copy_bytes(self._spec(), source) if most is None else most
         return await transfer.copy_out(self._handle, source, target, bound)

@@ -13,7 +13,7 @@ from hutch.client.requests import BYTES, Repeat, decode_answer
 from hutch.errors import FileMissing
 from hutch.model.boxes import Moved
 from hutch.providers.guest_client.file_answers import Copied
-from hutch.providers.guest_client.local_trees import packed, told, unpacked
+from hutch.providers.guest_client.local_trees import check_report, packed, unpacked
 
 _PIECE = 1 << 18
 
@@ -26,7 +26,7 @@ async def copy_in(handle: Handle, source: str | Path, target: str) -> int:
             Copied, "PUT", "/files/tree", content=blocks, path=target, into=os.path.basename(path) or None,
             repeat=Repeat.NEVER,
         )  # fmt: skip
-    return told(path, report)
+    return check_report(path, report)
 
 
 async def copy_out(handle: Handle, source: str, target: str | Path, most: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hutch.config import Config
-    from hutch.linux.cgroup_detect import Machine
+    from hutch.linux.cgroup_detect import CgroupSupport
     from hutch.providers.native.network.availability import Availability
 
 SYSCTLS = (
@@ -49,7 +49,7 @@ class Facts:
     sysctls: Mapping[str, str | None] = field(default_factory=dict)
     """None: this kernel has no such setting."""
     trials: Mapping[str, str] = field(default_factory=dict)
-    cgroups: "Machine | None" = None
+    cgroups: "CgroupSupport | None" = None
     seccomp: bool = True
     landlock: int = 6
     network: "Availability | None" = None

@@ -29,9 +29,9 @@ def run() -> dict[str, str]:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as answers:
-        told = answers.read()
+        answer = answers.read()
     os.waitpid(pid, 0)
-    return dict(json.loads(told)) if told else {STEPS[0]: "the trial died"}
+    return dict(json.loads(answer)) if answer else {STEPS[0]: "the trial died"}
 
 
 def _try_all() -> dict[str, str]:

@@ -44,8 +44,7 @@ Operation = Callable[["Guest", "Channel", Fields], None]
 
 MAX_CHANNELS = 4096
 MAX_BACKLOG = 1 << 20
-"""Unsent bytes above which a connection's requests are not read, so that a keeper that never reads cannot fill the box.
-"""
+"""Unsent bytes above which requests are not read, so that a keeper that never reads cannot fill the box."""
 
 _received = bytearray(1 << 16)
 _received_view = memoryview(_received)

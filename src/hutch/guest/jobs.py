@@ -115,8 +115,7 @@ class Jobs:
         self._ended: dict[str, Job] = {}
         self._lingering: dict[str, Job] = {}
         self._ended_sessions: dict[int, None] = {}
-        """Sessions of ended jobs, oldest first. A process in one of them belongs to that job, whichever job is killed.
-        """
+        """Sessions of ended jobs, oldest first. A process in one of them belongs to that job and to no other."""
         self._held_bytes = 0
         """Bytes in memory of `_ended` jobs when they settled: the sum of `_held_by_job`."""
         self._held_by_job: dict[str, int] = {}
@@ -129,9 +128,8 @@ class Jobs:
         self._shell = ""
         self._score = OomScore(oom_fd)
         self._strays = strays
-        # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../.., which
-        # leads
-        # from a directory of the host to anywhere on the host. Close-on-exec would come too late.
+        # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
+        # which leads from a directory of the host to anywhere on the host. Close-on-exec would come too late.
         self._close_actions = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in private_fds)
         self._dev_null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         spill.free_space = self._free_spill

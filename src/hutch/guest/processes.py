@@ -97,7 +97,7 @@ class Strays:
     def __init__(self, *, is_init: bool, is_secondary: bool) -> None:
         self._is_init = is_init and os.getpid() == 1
         # A secondary guest with the same user as PID 1 cannot tell its own processes from those of PID 1's jobs.
-        self._is_deputy = is_secondary and owner(1) not in (None, os.getuid())
+        self._is_root_guest = is_secondary and owner(1) not in (None, os.getuid())
 
     def kill_all(self, running: Collection[int], reap: Callable[[], None]) -> int:
         """Kill every stray, wait until all are gone, and return their number. `running`: sessions of running jobs."""
@@ -132,7 +132,7 @@ class Strays:
     def _table(self) -> list[Process]:
         if self._is_init:
             return processes()
-        if self._is_deputy:
+        if self._is_root_guest:
             return [process for process in processes() if process.pid != 1 and owner(process.pid) == os.getuid()]
         return []
 

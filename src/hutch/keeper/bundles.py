@@ -1,7 +1,7 @@
-"""The file of an exported box: a compressed tar with a manifest, trees and one inner archive. Hostile ones are refused.
+"""The file of an exported box: a compressed tar with a manifest, trees and one inner archive.
 
-Unpacking needs no trust: only files, directories and links; every name stays below; links are made last, so that
-nothing is ever written through one.
+A hostile file does no harm: only files, directories and links are unpacked, every name stays below the target
+directory, and links are created last, so that nothing is ever written through one.
 """
 
 import errno
@@ -20,15 +20,15 @@ MANIFEST = "hutch.json"
 _TREES = ("workspace", "home")
 _FILES = (MANIFEST, "system.tar")
 _PARTS = (MANIFEST, *_TREES, "system.tar")
-_PIECE = 1 << 20
-_MOST_ENTRIES = 2_000_000
-_LONGEST_HEADERS = 4 * _PIECE
-_MOST_SEGMENTS = 80_000
-"""Of a sparse file: their list, of two numbers of up to 20 digits each, is a part of its headers."""
+_CHUNK_BYTES = 1 << 20
+_MAX_ENTRIES = 2_000_000
+_MAX_HEADER_BYTES = 4 * _CHUNK_BYTES
+_MAX_SEGMENTS = 80_000
+"""Limit for a sparse file, whose list of segments (two numbers of up to 20 digits each) is part of its headers."""
 
 
 def pack(place: Path, file: Path) -> None:
-    """All of the directory `place`; the file is there as a whole or not at all. The manifest comes first."""
+    """Write the parts in the directory `place` to `file`, manifest first. The file appears whole or not at all."""
     draft = file.with_name(f"{file.name}.{secrets.token_hex(4)}~")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -42,7 +42,7 @@ def pack(place: Path, file: Path) -> None:
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    """A file or a tree. Owners mean nothing elsewhere; what is no file, directory or link cannot be carried."""
+    """Add a file or a tree, without owners. Anything but files, directories and links is skipped."""
     entry = tar.gettarinfo(path, name)
     if entry is None or not (entry.isreg() or entry.isdir() or entry.issym()):
         return
@@ -56,14 +56,14 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
                 tar.addfile(entry, file)
     else:
         tar.addfile(entry)
-    tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+    tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members otherwise.
     if entry.isdir():
         for child in sorted(path.iterdir()):
             _add(tar, child, f"{name}/{child.name}")
 
 
 def _add_sparse(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: IO[bytes]) -> None:
-    """A file with holes, which stay holes: in the form that GNU tar calls 1.0 and every tarfile can read."""
+    """Add a file with holes, in the sparse format 1.0 of GNU tar, which every tarfile can read."""
     segments = _segments(file.fileno(), entry.size)
     numbers = [len(segments), *(number for segment in segments for number in segment)]
     listed = "".join(f"{number}\n" for number in numbers).encode()
@@ -73,11 +73,11 @@ def _add_sparse(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: IO[bytes]) -
         "GNU.sparse.realsize": str(entry.size),
     }  # fmt: skip
     entry.size = len(listed) + sum(size for _, size in segments)
-    tar.addfile(entry, cast(IO[bytes], _Segments(listed, segments, file)))
+    tar.addfile(entry, cast(IO[bytes], _SparseReader(listed, segments, file)))
 
 
 def _segments(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Where a file has data: offset and length. The last one is empty and lies at its end, as GNU tar wants it."""
+    """Return offset and length of the data in a file. GNU tar expects an empty last segment at its end."""
     found: list[tuple[int, int]] = []
     position = 0
     while position < size:
@@ -86,19 +86,19 @@ def _segments(descriptor: int, size: int) -> list[tuple[int, int]]:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            break  # nothing but a hole is left
+            break  # The rest is a hole.
         position = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
         found.append((begin, position - begin))
-        if len(found) > _MOST_SEGMENTS:
+        if len(found) > _MAX_SEGMENTS:
             raise QuotaExceeded(
-                f"a file has more than {_MOST_SEGMENTS} holes", op="export", retryable=False,
+                f"a file has more than {_MAX_SEGMENTS} holes", op="export", retryable=False,
                 remedy="copy it to one without holes: cp --sparse=never",
             )  # fmt: skip
     return [*found, (size, 0)]
 
 
-class _Segments:
-    """What `addfile` reads: the list, then the data of each segment."""
+class _SparseReader:
+    """The file that `addfile` reads: the list of segments, then their data."""
 
     def __init__(self, listed: bytes, segments: list[tuple[int, int]], file: IO[bytes]) -> None:
         self._listed = listed
@@ -125,15 +125,21 @@ class _Segments:
 
 
 def unpack(file: Path, place: Path, *, most: int = 1 << 40) -> None:
-    """Invalid: it is no such file, or one that was made to hurt. `most` bounds what it may become."""
+    """Unpack a file to at most `most` bytes.
+
+    Raises:
+        Invalid: It is no exported box, or a hostile one.
+        QuotaExceeded: It would become larger than `most` bytes.
+        FileMissing: There is no such file.
+    """
     try:
         with gzip.open(file, "rb") as raw:
-            source = _Forward(raw, most)
+            source = _ForwardReader(raw, most)
             with tarfile.open(fileobj=cast(IO[bytes], source), mode="r:") as tar:
                 links = _unpack(tar, source, place, most)
-            while source.read(_PIECE):
-                pass  # to the checksum at the end
-        _link(links)
+            while source.read(_CHUNK_BYTES):
+                pass  # Reads up to the checksum at the end.
+        _create_links(links)
     except HutchError:
         raise
     except FileNotFoundError as error:
@@ -142,22 +148,24 @@ def unpack(file: Path, place: Path, *, most: int = 1 << 40) -> None:
         raise Invalid(f"this is no exported box, or it is cut off: {error}", op="import") from error
 
 
-class _Forward:
-    """A stream as tarfile reads it, never back and never far at once: sizes in a hostile archive are negative, to make
-    its reader go round for ever, or that of all memory."""
+class _ForwardReader:
+    """A stream that tarfile can neither rewind nor read in large chunks.
+
+    Sizes in a hostile archive are negative, to make its reader loop for ever, or huge, to use up all memory.
+    """
 
     def __init__(self, raw: gzip.GzipFile, most: int) -> None:
         self._raw = raw
         self._most = most
-        self._in_headers = _LONGEST_HEADERS
-        """Bytes that may still be read before there is an entry."""
+        self._in_headers = _MAX_HEADER_BYTES
+        """Bytes that may still be read before the next entry must be complete."""
 
     def expect_headers(self) -> None:
-        """An entry's headers follow, which tarfile keeps in memory: also a list of segments without an end."""
-        self._in_headers = _LONGEST_HEADERS
+        """Limit what follows: tarfile keeps an entry's headers in memory, even an endless list of segments."""
+        self._in_headers = _MAX_HEADER_BYTES
 
     def expect_content(self) -> None:
-        self._in_headers = self._most + 4 * _PIECE
+        self._in_headers = self._most + 4 * _CHUNK_BYTES
 
     def seekable(self) -> bool:
         return True
@@ -171,7 +179,7 @@ class _Forward:
         self._raw.seek(self._allowed(position))
 
     def read(self, size: int) -> bytes:
-        if size > 2 * _PIECE:
+        if size > 2 * _CHUNK_BYTES:
             raise Invalid(f"this is no exported box: it has a header of {size} bytes", op="import")
         self._allowed(self.tell() + size)
         self._in_headers -= size
@@ -180,23 +188,23 @@ class _Forward:
         return self._raw.read(size)
 
     def _allowed(self, position: int) -> int:
-        # The end of an archive is padded, and read for in whole pieces.
-        if position > self._most + 4 * _PIECE:
+        # The end of an archive is padded, and read in whole chunks.
+        if position > self._most + 4 * _CHUNK_BYTES:
             raise _too_large()
         return position
 
 
-def _unpack(tar: tarfile.TarFile, source: _Forward, place: Path, most: int) -> dict[Path, str]:
-    """Everything but the links, which are returned."""
+def _unpack(tar: tarfile.TarFile, source: _ForwardReader, place: Path, most: int) -> dict[Path, str]:
+    """Unpack everything but the links, which are returned."""
     links: dict[Path, str] = {}
     count = 0
     while (entry := _next(tar, source)) is not None:
         count += 1
-        most -= max(0, _stored(entry))
+        most -= max(0, _size_on_disk(entry))
         if most < 0:
             raise _too_large()
-        target = _below(place, entry)
-        if count > _MOST_ENTRIES or target in links:
+        target = _target_path(place, entry)
+        if count > _MAX_ENTRIES or target in links:
             raise Invalid(f"{entry.name!r} stands twice, or is one of too many", op="import")
         if entry.isdir():
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,16 +218,16 @@ def _unpack(tar: tarfile.TarFile, source: _Forward, place: Path, most: int) -> d
     return links
 
 
-def _next(tar: tarfile.TarFile, source: _Forward) -> tarfile.TarInfo | None:
+def _next(tar: tarfile.TarFile, source: _ForwardReader) -> tarfile.TarInfo | None:
     source.expect_headers()
     entry = tar.next()
-    tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
+    tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members otherwise.
     source.expect_content()
     return entry
 
 
-def _stored(entry: tarfile.TarInfo) -> int:
-    """Bytes on disk. Segments of a sparse file that are not in order, or lie beyond its end, are made to hurt."""
+def _size_on_disk(entry: tarfile.TarInfo) -> int:
+    """Return the bytes on disk. Segments that are out of order or lie beyond the end of the file are refused."""
     segments: list[tuple[int, int]] | None = getattr(entry, "sparse", None)
     if segments is None:
         return entry.size
@@ -231,21 +239,21 @@ def _stored(entry: tarfile.TarInfo) -> int:
     return sum(size for _, size in segments)
 
 
-def _link(links: Mapping[Path, str]) -> None:
+def _create_links(links: Mapping[Path, str]) -> None:
     for target in links:
         if not links.keys().isdisjoint(target.parents):
             raise Invalid(f"{target.name!r} lies below a link", op="import")
-    for target, said in links.items():
+    for target, destination in links.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(said)
+        target.symlink_to(destination)
 
 
 def _too_large() -> QuotaExceeded:
     return QuotaExceeded("the exported box is larger than it may be", op="import")
 
 
-def _below(place: Path, entry: tarfile.TarInfo) -> Path:
-    """Each part has its own form: a link in its place would be read as what it leads to."""
+def _target_path(place: Path, entry: tarfile.TarInfo) -> Path:
+    """Return the target path of an entry. A link in place of a part is refused: it would be followed later."""
     parts = Path(entry.name).parts
     whole = (entry.isdir() and entry.name in _TREES) or (entry.isreg() and entry.name in _FILES)
     inside = len(parts) > 1 and parts[0] in _TREES and ".." not in parts
@@ -271,8 +279,8 @@ def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
 
 def _copy(content: IO[bytes], out: IO[bytes], size: int) -> None:
     while size:
-        piece = content.read(min(size, _PIECE))
-        if not piece:
+        chunk = content.read(min(size, _CHUNK_BYTES))
+        if not chunk:
             raise Invalid("this is no exported box, or it is cut off", op="import")
-        out.write(piece)
-        size -= len(piece)
+        out.write(chunk)
+        size -= len(chunk)

@@ -1,4 +1,4 @@
-"""`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
+"""The embedded `Hutch`: the interface of a process that keeps its own boxes, without a server or daemon."""
 
 import os
 import time
@@ -14,7 +14,6 @@ from hutch.config import Config, directories
 from hutch.errors import LeaseLost
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.views import all_shown, condition, shown_anywhere
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
@@ -43,8 +42,8 @@ class Hutch:
         self._keeper = keeper or open_process_keeper(Config.load(**configuration))
         self.session = leases.PROCESS_SESSION_PREFIX + os.urandom(8).hex()
         self._started = False
-        self._borrowed = False
-        """A view for another session: whoever made it closes."""
+        self._is_view = False
+        """Whether this is a view for another session, which does not close the keeper."""
         self._since = time.time()
 
     async def __aenter__(self) -> Self:
@@ -67,7 +66,7 @@ class Hutch:
 
     @asynccontextmanager
     async def box(self, **spec: Any) -> AsyncIterator[BoxHandle]:
-        """A new box, destroyed at exit, unless another session took it over meanwhile."""
+        """Create a box that is destroyed at exit, unless another session took it over meanwhile."""
         box = await self.create(**spec)
         try:
             yield box
@@ -76,7 +75,7 @@ class Hutch:
                 await box.destroy()
 
     async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
-        """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""
+        """Create a box. `key` makes a retry safe: the same key gives the same box while it lives."""
         await self._start()
         live = await self._keeper.create(spec_from_arguments(**spec), session=self.session, key=key)
         return BoxHandle(self._keeper, live, self.session)
@@ -85,18 +84,18 @@ class Hutch:
     async def box_for(
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AsyncIterator[BoxHandle]:
-        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it.
+        """Find the box of this conversation, or create it from `spec`. Leaving releases it and does not destroy it.
 
         `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
         """
         from hutch.keeper.access.scopes import scope
 
         await self._start()
-        place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
+        found_scope = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
-        labels = {**asked.pop("labels", {}), "scope": place.shown}
+        labels = {**asked.pop("labels", {}), "scope": found_scope.shown}
         live, notes = await self._keeper.box_for_key(
-            spec_from_arguments(**asked, labels=labels), place.key, self.session
+            spec_from_arguments(**asked, labels=labels), found_scope.key, self.session
         )
         box = BoxHandle(self._keeper, live, self.session, notes)
         try:
@@ -108,8 +107,8 @@ class Hutch:
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
         name: str | None = None,
     ) -> BoxHandle:  # fmt: skip
-        """A new box from a file that `Box.export` wrote."""
-        from hutch.keeper import export  # with archives and compression, which few need
+        """Create a box from a file that `Box.export` wrote."""
+        from hutch.keeper import export  # It loads archives, which few callers need.
 
         await self._start()
         spool = self._keeper.config.state_dir / "spool"
@@ -121,18 +120,18 @@ class Hutch:
         return box
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
-        """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
+        """Return a handle on an existing box. BoxBusy while another session holds it, unless it is taken over."""
         await self._start()
         live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
         return BoxHandle(self._keeper, live, self.session)
 
     def for_session(self, name: str) -> "Hutch":
-        """The same boxes through the eyes of another session."""
+        """Return a view of the same boxes for another session."""
         import copy
 
         view = copy.copy(self)
         view.session = name
-        view._borrowed = True
+        view._is_view = True
         view.questions = self.questions  # what waits is the same for all sessions
         return view
 
@@ -148,7 +147,7 @@ class Hutch:
         return BoxHandle(self._keeper, live, self.session)
 
     async def working(self, **spec: Any) -> BoxHandle:
-        """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
+        """Return the session's current box, else the default one, else a new one; `notes` says what happened."""
         await self._start()
         live, notes = await self._keeper.sessions.find_or_create(self.session, spec_from_arguments(**spec))
         return BoxHandle(self._keeper, live, self.session, notes)
@@ -168,24 +167,24 @@ class Hutch:
     # --- what there is --------------------------------------------------------------------------------------------
 
     async def find(self, text: str) -> BoxInfo:
-        """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
+        """Return the box that `text` means: its id, the beginning of its id, or its name. Any process may keep it."""
         await self._start()
-        return await shown_anywhere(self._keeper, await lookup.find(self._keeper.store, text))
+        return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
+        """Return every box of the store, whoever keeps it, oldest first. This extends no clock."""
         await self._start()
-        return await all_shown(self._keeper, LOCAL_OWNER)
+        return await self._keeper.views.boxes(LOCAL_OWNER)
 
     async def observe(self, box_id: str) -> "ObservedBox":
-        """The box itself, to look at, without its lease."""
+        """Return the box for observation, without its lease."""
         from hutch.keeper.access.observe import ObservedBox
 
         await self._start()
         return ObservedBox(self._keeper, await self._keeper.live(box_id))
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        """BoxBusy while another session holds it, unless forced. Destroying what is gone already is fine."""
+        """Destroy a box. BoxBusy while another session holds it, unless forced; a box that is gone is fine."""
         await self._start()
 
         def held(live: Live) -> bool:
@@ -230,20 +229,21 @@ class Hutch:
         return tuple([await self._keeper.engines.current_capabilities(each) for each in names])
 
     async def status(self) -> "Status":
-        """Always answers (lesson 11)."""
-        return await condition(self._keeper, self._keeper.boxes(), self._since)
+        """Return the condition of the keeper; this always answers."""
+        return await self._keeper.views.status(self._keeper.boxes(), self._since)
 
     async def close(self) -> None:
-        if not self._borrowed:
+        if not self._is_view:
             await self._keeper.close()
 
 
 def open_process_keeper(config: Config) -> Keeper:
+    """Set up the logs of this process, and open its keeper."""
     logs.configure(level=config.log_level, format=config.log_format)
     return open_keeper(config)
 
 
 def open_keeper(config: Config, *, visiting: bool = False) -> Keeper:
-    """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
+    """Open a keeper with records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     store, liveness = open_store(config)
     return Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store), visiting=visiting)

@@ -1,4 +1,4 @@
-"""The keeper: makes boxes, finds them, wakes them, ends them. Every surface goes through here."""
+"""The keeper: creates, finds, resumes and ends boxes. Every surface goes through here."""
 
 import asyncio
 import os
@@ -10,24 +10,26 @@ from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.config import Config, directories
-from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, Unavailable, Unsupported
+from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, NotFound, Unavailable, Unsupported
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.callers import NOBODY, called_by, current_caller
 from hutch.keeper.access.sessions import Sessions
-from hutch.keeper.boxes import pause, pool, update
+from hutch.keeper.access.views import Views
 from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.create import Creator
 from hutch.keeper.boxes.destroy import Hook, Teardown, Unless
 from hutch.keeper.boxes.health import Health
 from hutch.keeper.boxes.live import FoundBox, Live, gone
-from hutch.keeper.boxes.pool import Pool
+from hutch.keeper.boxes.pause import Pauser
+from hutch.keeper.boxes.pool import Pool, PoolClaims
 from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
+from hutch.keeper.boxes.update import Updater
 from hutch.keeper.capacity import Capacity, Inventory
 from hutch.keeper.engines import Engines
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.skills.mounts import SkillMounts, shows_skills
+from hutch.keeper.skills.mounts import SkillMounts
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
@@ -35,9 +37,9 @@ from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_director
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
-from hutch.model.boxes import Event, Lease
+from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Order, Spec
+from hutch.model.spec import Spec
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
@@ -45,21 +47,19 @@ from hutch.policy.rights import Action
 if TYPE_CHECKING:
     from hutch.keeper.receipts.ledger import Ledger
 
-Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
+LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
+
+REDACTION_SECONDS = 60.0
+"""How long the secrets of a destroyed box stay redacted: errors about it are logged and answered by then."""
 
 
-TOLD_SECONDS = 60.0
-"""Until then, an error about a box that is gone has been logged and answered."""
-
-
-def _reveal_later(live: Live) -> None:
-    """What went wrong with a box is often told when it is gone: its secrets stay hidden until that has been said."""
+def _stop_redacting_later(live: Live) -> None:
     if live.secrets:
-        asyncio.get_running_loop().call_later(TOLD_SECONDS, reveal, live.secrets)
+        asyncio.get_running_loop().call_later(REDACTION_SECONDS, reveal, live.secrets)
 
 
 class Keeper:
-    """One per process that owns boxes. `start` before use, `close` at the end."""
+    """One per process that owns boxes. Call `start` before use and `close` at the end."""
 
     def __init__(
         self,
@@ -84,51 +84,59 @@ class Keeper:
         self.engines = engines or Engines(config)
         self.health = Health(self.states, self.engines)
         self.created: list[Hook] = []
-        """Run until they have succeeded once for a box, after it is leased (P10)."""
+        """Hooks that run for each new box after it is leased, until they have succeeded once."""
         self._live: dict[BoxId, Live] = {}
-        self._making: dict[str, asyncio.Task[FoundBox]] = {}
-        """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
+        self._creations: dict[str, asyncio.Task[FoundBox]] = {}
+        """Creations in progress by key: concurrent calls with one key give one box, and nobody else waits."""
         self.reuses: Counter[str] = Counter()
-        """How often a scope found its box again, by profile (S9)."""
+        """How often a scope found its box again, by profile."""
         self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
-        """The one that belongs to the store: whoever shares the store must be seen."""
+        """It belongs to the store, because keepers that share the store must see each other."""
         self.visiting = visiting
-        """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
-        self._taking = asyncio.Lock()
-        """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
+        """A visiting keeper takes over only boxes that are asked for, and leaves them all to themselves at the end."""
+        self._takeover_lock = asyncio.Lock()
+        """Held during takeovers, so that two calls that find the same abandoned box do not race."""
         self.taken_over = 0
-        """How many boxes of dead keepers have become this one's."""
+        """How many boxes of dead keepers this one has taken over."""
         self._started = False
-        self._starting = asyncio.Lock()
-        """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
-        which is not claimed yet looks abandoned."""
+        self._start_lock = asyncio.Lock()
+        """Held while the keeper starts, so that callers wait for it: a box of a keeper that has not claimed its name
+        yet looks abandoned."""
         inventory = Inventory(store, self._live)
         self.volumes = Volumes(store, config.state_dir / "volumes", inventory)
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_mounts = SkillMounts(
             self.skills, store, self.states, self.engines, self._live, inventory, self.create,
-            lambda live, reason: self.teardown.destroy(live, reason),
+            lambda live, reason: self.teardown.destroy(live, reason, EventCause.OTHER),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
+        self.views = Views(self.id, config, store, self.engines, self.liveness, self.receipts, self._live)
         self.capacity = Capacity(config, inventory, visiting=visiting)
-        self._creator = Creator(
+        self.creator = Creator(
             self.id, config, self.states, self.engines, self.volumes, self.skill_mounts, self.capacity, self._live,
             self.liveness,
         )  # fmt: skip
-        self.pool = Pool(config.pool, self._make_for_pool)
-        self.teardown = Teardown(self.states, self.engines, self._live)
+        self.pauser = Pauser(self.states, self.engines, self.check_owned)
+        self.updater = Updater(
+            config, self.states, self.engines, self.capacity, self.check_owned, self._make_persistent
+        )
+        self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
+        self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
+        self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
         self.teardown.destroyed_hooks.append(self.skill_mounts.on_destroyed)
-        self.teardown.on_destroyed.append(self.pool.forget)
-        self.teardown.on_destroyed.append(lambda _: self.capacity.notify_freed())
-        self.teardown.on_destroyed.append(_reveal_later)
-        self.teardown.on_destroyed.append(lambda live: self.operations.forget(live.record.id))
+        self.teardown.on_destroyed += [
+            self.pool.forget,
+            lambda _: self.capacity.notify_freed(),
+            _stop_redacting_later,
+            lambda live: self.operations.forget(live.record.id),
+        ]
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
         if self._started or not self.config.enabled:
             return
-        async with self._starting:
+        async with self._start_lock:
             if not self._started:
                 await self._start()
                 self._started = True
@@ -140,7 +148,7 @@ class Keeper:
             await self.liveness.claim(self)
             await self.adopt()
             await self.liveness.sweep()
-        except BaseException:  # a store that is away now may be there at the next try
+        except BaseException:  # The store may be back at the next try.
             await self.liveness.release()
             raise
         telemetry.join()
@@ -149,8 +157,8 @@ class Keeper:
             self.receipts.start(self.store)
 
     async def adopt(self) -> None:
-        """Take over what dead keepers left, and keep it."""
-        async with self._taking:
+        """Take over what dead keepers left, and hold it."""
+        async with self._takeover_lock:
             with called_by(NOBODY, rights.UNBOUND):
                 adopted = await self.reconcile()
             for live in adopted:
@@ -160,7 +168,7 @@ class Keeper:
             self._clocks.start()
 
     async def reconcile(self) -> list[Live]:
-        """Take over what dead keepers left; the boxes that are ours now and were not before."""
+        """Take over what dead keepers left; return the boxes that this keeper did not have before."""
         now = time.time()
         return await self._reconciler().run(
             lambda record: not record.is_waiting(now) and (bool(record.left_at) or not self.visiting)
@@ -170,23 +178,23 @@ class Keeper:
         return Reconciler(self.id, self.store, self.states, self.engines, self.liveness, self.config)
 
     async def confirm(self) -> None:
-        """Others may have taken this keeper for dead: boxes that they were faster with are let go."""
-        async with self._taking:  # a box that is being taken over must be among those looked at
+        """Drop the boxes that other keepers took over because they took this one for dead."""
+        async with self._takeover_lock:  # A box that is being taken over must be checked too.
             for live in list(self._live.values()):
                 async with live.state_lock:
                     if live.record.id in self._live and not await self.states.reassert(live, self.id):
-                        await self._lose(live)
+                        await self._drop(live)
 
-    async def _lose(self, live: Live) -> None:
+    async def _drop(self, live: Live) -> None:
         log("keeper").warning("box was taken over by another keeper", box=live.record.id)
         del self._live[live.record.id]
-        for told in self.teardown.on_destroyed:
-            told(live)
+        for notify in self.teardown.on_destroyed:
+            notify(live)
         if live.instance is not None:
             await live.instance.close()
 
     def check_owned(self, live: Live) -> None:
-        """Before a box is touched that keepers elsewhere could have taken over while we were out of touch."""
+        """Raise Unavailable if another keeper may have taken the box over while the store did not answer this one."""
         if not live.record.place and self.liveness.lapsed():
             raise Unavailable(
                 f"box {live.record.id} may belong to another keeper by now: the store does not answer this one",
@@ -194,7 +202,7 @@ class Keeper:
             )
 
     async def close(self) -> None:
-        """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper.
+        """Stop the clocks and end the temporary boxes; persistent ones are stopped for the next keeper.
 
         A conversation's box is left to itself: it waits for the next program that asks for it, as long as it may idle.
         """
@@ -203,88 +211,91 @@ class Keeper:
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
             self.receipts.record_left(live.record)
-        await self._let_go()
+        await self._close_parts()
 
     async def detach(self) -> None:
-        """Go, and leave every box running: the next keeper on this state directory takes them over, jobs and all.
-        Until one comes they live by their dead-man's clock (`orphan_grace_sec`)."""
+        """Close, but leave every box running for the next keeper on this state directory, with its jobs.
+
+        Until one comes, the boxes live by their dead-man's clock (`orphan_grace_sec`).
+        """
         await self._clocks.stop()
         await self.pool.stop()
         for live in list(self._live.values()):
-            async with live.state_lock:  # what is under way with a box comes to its end first
+            async with live.state_lock:  # Waits for a change in progress.
                 if self._live.pop(live.record.id, None) is None:
                     continue
                 if live.instance is not None:
                     await live.instance.close()
                 self.receipts.record_left(live.record)
-        await self._let_go()
+        await self._close_parts()
 
-    async def _let_go(self) -> None:
+    async def _close_parts(self) -> None:
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False
 
-    # --- making ---------------------------------------------------------------------------------------------
+    # --- creating -------------------------------------------------------------------------------------------
 
     async def create(self, spec: Spec, *, session: str, owner: str = LOCAL_OWNER, key: str = "") -> Live:
-        """A running box, leased to `session`. With a key, retries and concurrent calls give the same box."""
+        """Create a running box, leased to `session`. With a key, retries and concurrent calls give the same box."""
         self._check_enabled()
-        spec = self._admitted(spec)
+        spec = self._admit(spec)
         if not key:
             return await self._create(spec, session, owner, "")
         return (await self._find_or_create(spec, session, owner, key)).live
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
-        """Callers of one key wait for one box, and nobody else waits (lesson 9)."""
+        """Callers with one key wait for one box, and nobody else waits."""
         name = f"{owner}\0{key}"
-        making = self._making.get(name)
-        if making is None:
-            making = self._making[name] = asyncio.create_task(self._by_key(spec, session, owner, key))
-            making.add_done_callback(lambda _: self._making.pop(name, None))
-        return await asyncio.shield(making)
+        creation = self._creations.get(name)
+        if creation is None:
+            creation = self._creations[name] = asyncio.create_task(self._by_key(spec, session, owner, key))
+            creation.add_done_callback(lambda _: self._creations.pop(name, None))
+        return await asyncio.shield(creation)
 
     async def box_for_key(
         self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
     ) -> tuple[Live, tuple[str, ...]]:
-        """The box of `key`, leased to `session` and healthy; a broken one is replaced, and the notes say so (S3)."""
+        """Return the healthy box of `key`, leased to `session`. A broken one is replaced, and the notes say so."""
         self._check_enabled()
-        spec = self._admitted(spec)
+        spec = self._admit(spec)
         notes: tuple[str, ...] = ()
-        live, was_there = await self._find_or_create(spec, session, owner, key)
+        live, existed = await self._find_or_create(spec, session, owner, key)
         if not await self.health.is_usable(live):
             reason = live.record.reason
-            await self.teardown.destroy(live, f"replaced: {reason}")
+            await self.teardown.destroy(live, f"replaced: {reason}", EventCause.REPLACED)
             live = await self.create(spec, session=session, owner=owner, key=key)
             notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
-            was_there = False
+            existed = False
         else:
-            await update.fit(self, live, spec)
+            await self.updater.fit(live, spec)
         live = await self.acquire(live.record.id, session)
-        if was_there:
+        if existed:
             self.reuses[live.record.spec.profile] += 1
         return live, notes
 
-    def _admitted(self, spec: Spec) -> Spec:
-        """The spec as this caller may ask it; Refused where it goes past the operator's word."""
+    def _admit(self, spec: Spec) -> Spec:
+        """Return the spec as this caller may ask for it; Refused where the operator does not allow it."""
         return rights.admitted(spec, rights.current(), self.config.profile, self.config.profiles)
 
     async def _by_key(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
         existing = await self.store.by_key(owner, key)
         if existing is not None:
-            with suppress(Gone):  # lost with its dead keeper: the key is free again
+            with suppress(Gone):  # The box was lost with its keeper, so the key is free again.
                 live = await self.live(existing.id)
                 if not live.record.doomed:
                     return FoundBox(live, True)
-                await self.teardown.destroy(live, live.record.reason)  # waits for the end that is under way
+                # Waits for the destruction that is in progress.
+                await self.teardown.destroy(live, live.record.reason, live.end_cause)
         try:
             return FoundBox(await self._create(spec, session, owner, key), False)
         except Conflict:
             faster = await self.store.by_key(owner, key)
             if faster is None or faster.keeper == self.id:
                 raise
-            return FoundBox(await self.live(faster.id), True)  # another process made it meanwhile
+            return FoundBox(await self.live(faster.id), True)  # Another process created it meanwhile.
 
     def _check_enabled(self) -> None:
         if not self.config.enabled:
@@ -294,21 +305,23 @@ class Keeper:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
             await lookup.check_name_free(self.store, spec.name, owner)
-        live = await pool.claim(self, spec, self._lease(session), owner, key)
+        live = await self.pool_claims.claim(spec, self._lease(session), owner, key)
         if live is None:
-            live = await self._creator.make(spec, self._lease(session), owner, key)
+            live = await self.creator.create(spec, self._lease(session), owner, key)
         try:
             await self.skill_mounts.ensure_shown(live)
             await self._run_created_hooks(live)
         except BaseException:
-            await self.teardown.destroy(live, "its created hook failed")
+            await self.teardown.destroy(live, "its created hook failed", EventCause.CREATION_FAILED)
             raise
         self._clocks.start()
         return live
 
     async def _run_created_hooks(self, live: Live) -> None:
-        """Run the `created` hooks until they have succeeded once. A crash in between repeats them: the box's id is
-        the key by which a hook can tell."""
+        """Run the `created` hooks until they have succeeded once.
+
+        A crash in between repeats them; a hook can recognise a repetition by the box's id.
+        """
         if not self.created or live.record.created_hooks_done:
             return
         async with live.created_hooks_lock:
@@ -319,19 +332,22 @@ class Keeper:
             async with live.state_lock:
                 await self.states.update(live.record, into=live, created_hooks_done=True)
 
-    async def _make_for_pool(self, spec: Spec) -> Live:
-        return await self._creator.make(spec, None, POOL_OWNER, "")
-
     def _lease(self, session: str) -> Lease:
         return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
 
     # --- finding --------------------------------------------------------------------------------------------
 
     async def live(self, box_id: str) -> Live:
-        """The box in this keeper's hands; Gone says when and why it went, HeldElsewhere who has it."""
+        """Return the box that this keeper holds, or can take over.
+
+        Raises:
+            Gone: It was destroyed; the error says when and why.
+            HeldElsewhere: Another live keeper has it.
+            NotFound: There is no such box.
+        """
         live = self._live.get(BoxId(box_id))
         if live is None:
-            live = await self._taken_over(BoxId(box_id))
+            live = await self._take_over(BoxId(box_id))
         if live is not None:
             return live
         tombstone = await self.store.tombstone(BoxId(box_id))
@@ -340,28 +356,28 @@ class Keeper:
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
 
     def held(self, box_id: BoxId) -> Live | None:
-        """The box, if it is in this keeper's hands already."""
+        """Return the box if this keeper holds it already."""
         return self._live.get(box_id)
 
-    async def _taken_over(self, box_id: BoxId) -> Live | None:
-        """A box that nobody keeps is there for whoever asks for it (P16)."""
-        async with self._taking:
+    async def _take_over(self, box_id: BoxId) -> Live | None:
+        """Take over a box that no live keeper holds, because somebody asks for it."""
+        async with self._takeover_lock:
             record = await self.store.get(box_id)
             if record is None or box_id in self._live:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._elsewhere(record)
+                raise self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._elsewhere(record) from faster
+                raise self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
             details={"keeper": record.keeper, "box": record.id},
@@ -369,15 +385,15 @@ class Keeper:
         )
 
     async def acquire(self, box_id: str, session: str, *, takeover: bool = False) -> Live:
-        """Give `session` the lease: BoxBusy if another live one holds it, unless it is taken over."""
+        """Give `session` the lease: BoxBusy if another session holds it, unless it is taken over."""
         live = await self.live(box_id)
         if takeover:
             rights.require(rights.current(), Action.TAKEOVER)
-        decide: Decide = leases.fields_to_take_over if takeover else leases.fields_to_acquire
+        lease_fields: LeaseFields = leases.fields_to_take_over if takeover else leases.fields_to_acquire
         with live.pending_handle(session):
             async with live.state_lock:
-                fields = decide(live.record, session, time.time(), self.config.lease_sec)
-                kind = "lease" if "epoch" in fields else ""  # a renewal is no event
+                fields = lease_fields(live.record, session, time.time(), self.config.lease_sec)
+                kind = "lease" if "epoch" in fields else ""  # A renewal makes no event.
                 reason = f"taken over by {session}" if takeover else f"held by {session}"
                 await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
             if live.record.state is State.STOPPED:
@@ -387,7 +403,7 @@ class Keeper:
         return live
 
     async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:
-        """Give up the session's lease. `unless` is asked as at an ending."""
+        """Give up the session's lease. `unless` is asked as in `destroy`."""
         async with live.state_lock:
             if unless is not None and unless(live):
                 return
@@ -396,7 +412,7 @@ class Keeper:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
 
     async def rename(self, live: Live, name: str) -> None:
-        """An empty name is none. Conflict if another live box of its owner has it."""
+        """Rename a box; "" removes the name. Conflict if another live box of its owner has it."""
         if name:
             await lookup.check_name_free(self.store, name, live.record.owner, but=live.record.id)
         async with live.state_lock:
@@ -406,84 +422,62 @@ class Keeper:
             )
 
     def boxes(self) -> tuple[BoxRecord, ...]:
-        """Those in this keeper's hands."""
+        """Return the records of the boxes that this keeper holds."""
         return tuple(live.record for live in self._live.values())
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         return await self.store.events(after, limit)
 
-    # --- using ----------------------------------------------------------------------------------------------
-
-    async def order_again(self, record: BoxRecord) -> Order:
-        """What the engine is to make of a box that was there before.
-
-        The values of its secrets were never written, so it comes back without them: a program would take the mask that
-        the record has in their place for a password.
-        """
-        if names := sorted(record.spec.secrets):
-            log("keeper").warning("a restored box has no secrets: they are not kept", box=record.id, names=names)
-        spec = record.spec.but(secrets={})
-        return await self._creator.order(record.id, spec, record.owner, record.created_at, record.grace_sec)
+    # --- changing -------------------------------------------------------------------------------------------
 
     async def restore(self, live: Live) -> None:
-        """A stopped persistent box runs again, with its files (P16)."""
-        async with live.state_lock:
-            if live.record.state is not State.STOPPED:
-                return
-            if live.record.sealed_env:
-                raise Unavailable(
-                    f"box {live.record.id} cannot start: its environment is sealed with a key that is not here",
-                    retryable=False, remedy="put the state directory's state.key back from the backup",
-                )  # fmt: skip
-            await self.states.change(live.record, State.RESTORING, into=live, reason="used")
-            provider = self.engines.provider(live.record.instance.provider)
-            try:
-                order = await self.order_again(live.record)
-                live.instance = await provider.restore(order, live.record.instance)
-            except HutchError as error:
-                await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)
-                raise
-            await self.states.change(
-                live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record,
-                skills_mounted=shows_skills(order),
-            )  # fmt: skip
-        await self.skill_mounts.ensure_shown(live)
+        """Start a stopped persistent box again, with its files."""
+        await self.creator.restore(live)
         self._clocks.start()
+
+    async def _make_persistent(self, live: Live, session: str) -> None:
+        from hutch.keeper.boxes.retention import PersistenceChange  # It loads archives, which few callers need.
+
+        await PersistenceChange(self, live, session).run()
 
     # --- ending ---------------------------------------------------------------------------------------------
 
-    async def destroy(self, box_id: str, reason: str = "destroyed by a call", unless: Unless | None = None) -> bool:
-        """Destroying what is being destroyed waits for it; what is gone already is fine. False: `unless` spared it."""
+    async def destroy(
+        self,
+        box_id: str,
+        reason: str = "destroyed by a call",
+        cause: EventCause = EventCause.CALL,
+        unless: Unless | None = None,
+    ) -> bool:
+        """Destroy a box, or wait for a destruction in progress; a box that is gone is fine.
+
+        False means that `unless` spared the box.
+        """
         try:
             live = await self.live(box_id)
         except Gone:
             return True
-        return await self.teardown.destroy(live, reason, unless)
+        return await self.teardown.destroy(live, reason, cause, unless)
 
-    # --- what the clocks ask for ----------------------------------------------------------------------------
+    # --- callbacks of the clocks ----------------------------------------------------------------------------
 
-    async def _end_by_clock(self, live: Live, reason: str, unless: Unless) -> None:
-        """Idle boxes may sleep first, and end only if nobody wakes them for as long again."""
-        pausable = (
-            self.config.idle_action == "pause" and reason.startswith("idle") and live.record.state is State.RUNNING
-        )
-        if not pausable:
-            await self.teardown.destroy(live, reason, unless)
-            return
-        try:
-            await pause.pause(self, live, reason)
-        except Unsupported:
-            await self.teardown.destroy(live, reason, unless)
-        else:
-            live.last_used = time.monotonic()
+    async def _end_by_clock(self, live: Live, reason: str, cause: EventCause, unless: Unless) -> None:
+        """End a box. An idle one may be paused first, and ends only if nobody resumes it for as long again."""
+        idle = cause is EventCause.IDLE and live.record.state is State.RUNNING
+        if idle and self.config.idle_action == "pause":
+            with suppress(Unsupported):
+                await self.pauser.pause(live, reason)
+                live.last_used = time.monotonic()
+                return
+        await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:
         async with live.state_lock:
-            if live.record.state in (State.RUNNING, State.PAUSED):  # else it has come to its end meanwhile
+            if live.record.state in (State.RUNNING, State.PAUSED):  # Otherwise it has ended meanwhile.
                 await self.states.update(live.record, into=live, kind="warning", reason=reason)
 
     async def renew(self, live: Live) -> None:
-        """Extend the lease of whoever holds it."""
+        """Extend the present lease."""
         async with live.state_lock:
             if live.record.lease is not None:
                 lease = leases.renewed_lease(live.record.lease, time.time(), self.config.lease_sec)

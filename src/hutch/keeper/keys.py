@@ -1,4 +1,4 @@
-"""API keys: who may knock at a server. The store holds a digest of each, never the key itself.
+"""API keys: who may use a server. The store holds a digest of each, never the key itself.
 
 A key is `hutch_ID_SECRET`. The secret has 256 random bits, so one plain SHA-256 is enough: there is nothing to guess,
 and a stolen store gives nobody a key.
@@ -19,16 +19,16 @@ from hutch.policy.rights import RightsTable, check_table
 
 KIND = "key"
 PREFIX = "hutch"
-FRESH_SECONDS = 1.0
-"""A key revoked by another process stops working after this long."""
+CACHE_SECONDS = 1.0
+"""A key that another process revoked stops working after this many seconds."""
+UNKNOWN_CACHE_SECONDS = 0.05
+"""The store is read again for an unknown key after this many seconds."""
 
-UNKNOWN_SECONDS = 0.05
-
-_NOBODY = hashlib.sha256(b"nobody").hexdigest()
+_NO_DIGEST = hashlib.sha256(b"nobody").hexdigest()
 
 
 class Role(StrEnum):
-    """What a key may do: everything; what its owner's rights allow with its owner's boxes; only look at them (P8)."""
+    """What a key may do: everything, use its owner's boxes within the owner's rights, or only observe them."""
 
     ADMIN = "admin"
     USER = "user"
@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 
 class Key(Record, frozen=True, kw_only=True):
-    """One key as it may be shown."""
+    """One key, without its secret."""
 
     id: str
     name: str = ""
@@ -45,10 +45,10 @@ class Key(Record, frozen=True, kw_only=True):
     created_at: float
     revoked_at: float | None = None
     rights: RightsTable = RightsTable()
-    """What it has of its own: they narrow those of its owner."""
+    """Rights of the key itself, which narrow those of its owner."""
 
 
-class _Kept(Record, frozen=True, kw_only=True):
+class _StoredKey(Record, frozen=True, kw_only=True):
     key: Key
     digest: str
 
@@ -58,13 +58,13 @@ class Keys:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[str, _Kept] = {}
+        self._known: dict[str, _StoredKey] = {}
         self._read_at = float("-inf")
 
     async def create(
         self, role: Role, owner: str = LOCAL_OWNER, name: str = "", rights: RightsTable | None = None
     ) -> tuple[Key, str]:
-        """The key's record, and its text, which nobody can get a second time."""
+        """Return the key's record and its text, which nobody can get a second time."""
         if not is_name(owner):
             raise Invalid(f"{owner!r} is no name for an owner", remedy="letters, digits, dot, dash, underscore; max 63")
         if len(name) > 200:
@@ -76,55 +76,55 @@ class Keys:
         secret = secrets.token_urlsafe(32)
         key_id = "k" + secrets.token_hex(6)
         key = Key(id=key_id, name=name, role=role, owner=owner, created_at=time.time(), rights=rights)
-        kept = _Kept(key=key, digest=_digest(secret))
-        await self._store.put_note(KIND, key.id, kept.to_json(), new=True)
-        self._known[key.id] = kept
+        stored = _StoredKey(key=key, digest=_digest(secret))
+        await self._store.put_note(KIND, key.id, stored.to_json(), new=True)
+        self._known[key.id] = stored
         return key, f"{PREFIX}_{key.id}_{secret}"
 
     async def all(self) -> tuple[Key, ...]:
-        """Oldest first, revoked ones too."""
+        """Return all keys, oldest first, with the revoked ones."""
         await self._read()
-        return tuple(sorted((kept.key for kept in self._known.values()), key=lambda key: key.created_at))
+        return tuple(sorted((stored.key for stored in self._known.values()), key=lambda key: key.created_at))
 
     async def get(self, key_id: str) -> Key:
-        return (await self._kept(key_id)).key
+        return (await self._stored(key_id)).key
 
-    async def _kept(self, key_id: str) -> _Kept:
+    async def _stored(self, key_id: str) -> _StoredKey:
         await self._read()
-        kept = self._known.get(key_id)
-        if kept is None:
+        stored = self._known.get(key_id)
+        if stored is None:
             raise NotFound(f"no key {key_id}", remedy="`hutch key list` shows those there are")
-        return kept
+        return stored
 
     async def revoke(self, key_id: str) -> Key:
-        """From now on it opens nothing; revoking twice is fine."""
-        kept = await self._kept(key_id)
-        if kept.key.revoked_at is None:
-            kept = kept.but(key=kept.key.but(revoked_at=time.time()))
-            await self._store.put_note(KIND, key_id, kept.to_json())
-            self._known[key_id] = kept
-        return kept.key
+        """Revoke a key; revoking it twice is fine."""
+        stored = await self._stored(key_id)
+        if stored.key.revoked_at is None:
+            stored = stored.but(key=stored.key.but(revoked_at=time.time()))
+            await self._store.put_note(KIND, key_id, stored.to_json())
+            self._known[key_id] = stored
+        return stored.key
 
     async def find(self, text: str) -> Key | None:
-        """The key that this text is; None if it is none, or a revoked one."""
+        """Return the key that has this text; None if there is none, or it is revoked."""
         prefix, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
         if prefix != PREFIX or not secret:
             return None
-        # A key just made elsewhere works at once; a flood of made-up ones does not become a flood of queries.
-        if time.monotonic() - self._read_at > (FRESH_SECONDS if key_id in self._known else UNKNOWN_SECONDS):
+        # A key created elsewhere works at once, but many invalid keys do not become as many queries.
+        if time.monotonic() - self._read_at > (CACHE_SECONDS if key_id in self._known else UNKNOWN_CACHE_SECONDS):
             await self._read()
-        kept = self._known.get(key_id)
-        # Compared also when there is no such key, so that the time tells nobody which ids exist.
-        same = hmac.compare_digest(_digest(secret), kept.digest if kept else _NOBODY)
-        if kept is None or not same or kept.key.revoked_at is not None:
+        stored = self._known.get(key_id)
+        # The comparison is made even for an unknown id, so that timing does not reveal which ids exist.
+        same = hmac.compare_digest(_digest(secret), stored.digest if stored else _NO_DIGEST)
+        if stored is None or not same or stored.key.revoked_at is not None:
             return None
-        return kept.key
+        return stored.key
 
     async def _read(self) -> None:
         begun = time.monotonic()
         notes = await self._store.notes(KIND)
-        self._known = {key_id: _Kept.from_json(body) for key_id, body in notes.items()}
+        self._known = {key_id: _StoredKey.from_json(body) for key_id, body in notes.items()}
         self._read_at = begun
 
 

@@ -1,4 +1,4 @@
-"""Volumes: named directories that outlive boxes, each of one owner."""
+"""Volumes: named directories that outlive boxes. Each belongs to one owner."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ from hutch.model.spec import CheckedMount, MountMode
 
 KIND = "volume"
 PREFIX = "volume:"
-"""Of a workspace's source."""
+"""Prefix of a workspace's source that names a volume."""
 
 
 class Volume(Record, frozen=True, kw_only=True):
-    """One volume as the store knows it."""
+    """One volume as the store holds it."""
 
     name: str
     owner: str
@@ -34,8 +34,11 @@ class Volume(Record, frozen=True, kw_only=True):
 
 
 class Volumes:
-    """Creates, finds and removes them. The directory is made before the note, and taken away before it: under another
-    name, so that what is made anew is not removed with it."""
+    """Creates, finds and removes volumes.
+
+    The directory is created before the note in the store. Before the note is removed, the directory is renamed, so
+    that a volume created again under the same name is not removed with it.
+    """
 
     def __init__(self, store: Store, directory: Path, inventory: Inventory) -> None:
         self._store = store
@@ -52,7 +55,7 @@ class Volumes:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not await self._store.put_note(KIND, _key(owner, name), volume.to_json(), new=True):
             raise Conflict(f"volume {name} exists", op="volume create")
-        path.mkdir(exist_ok=True, mode=0o700)  # a removal may have taken the one that was there before the note
+        path.mkdir(exist_ok=True, mode=0o700)  # A removal may have renamed the earlier one.
         return volume
 
     async def all(self, owner: str | None = LOCAL_OWNER) -> tuple[Volume, ...]:
@@ -61,49 +64,49 @@ class Volumes:
         return tuple(volume for volume in volumes if owner in (None, volume.owner))
 
     async def get(self, name: str, owner: str = LOCAL_OWNER) -> Volume:
-        """NotFound also for another owner's volume: its existence is not this owner's business."""
+        """Return a volume. Another owner's volume is NotFound too: its existence is not this owner's business."""
         body = (await self._store.notes(KIND)).get(_key(owner, name))
         if body is None:
             raise _missing(name)
         return Volume.from_json(body)
 
-    async def place(self, name: str, mode: MountMode, owner: str = LOCAL_OWNER) -> CheckedMount:
-        """The volume as a box's workspace, pinned to the inode that is there now."""
+    async def check_mount(self, name: str, mode: MountMode, owner: str = LOCAL_OWNER) -> CheckedMount:
+        """Return the volume as a box's workspace mount, pinned to the inode that is there now."""
         volume = await self.get(name, owner)
         try:
             found = os.stat(volume.path, follow_symlinks=False)
-        except FileNotFoundError:  # it is being removed
+        except FileNotFoundError:  # It is being removed.
             raise _missing(name) from None
         return CheckedMount(real=volume.path, target="/workspace", mode=mode, dev=found.st_dev, ino=found.st_ino)
 
     async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
-        """The volumes that the owner's boxes work in, or will; it holds until the next `await`."""
+        """Return the volumes that the owner's boxes use, or will use; the answer is valid until the next `await`."""
         boxes = (await self._inventory.all()).values()
         sources = {box.spec.workspace.source for box in boxes if box.owner == owner}
         return frozenset(source.removeprefix(PREFIX) for source in sources if source.startswith(PREFIX))
 
     async def remove(self, name: str, owner: str = LOCAL_OWNER) -> None:
-        """Conflict while a box works in it."""
+        """Remove a volume; Conflict while a box uses it."""
         volume = await self.get(name, owner)
         if name in await self.in_use(owner):
             raise Conflict(f"volume {name} is in use by a box", retryable=True, remedy="destroy the box first")
-        taken = f"{volume.path}.{os.urandom(6).hex()}"
-        # Without an `await` since the look: a box that is ordered from now on does not find it.
-        with suppress(FileNotFoundError):  # by a removal that did not come to its end
-            os.rename(volume.path, taken)
-        await run_uncancelled(self._forget(volume, taken))
+        renamed = f"{volume.path}.{os.urandom(6).hex()}"
+        # There was no `await` since the check, so a box that is created from now on does not find the volume.
+        with suppress(FileNotFoundError):  # An earlier removal did not finish.
+            os.rename(volume.path, renamed)
+        await run_uncancelled(self._forget(volume, renamed))
 
-    async def _forget(self, volume: Volume, taken: str) -> None:
+    async def _forget(self, volume: Volume, renamed: str) -> None:
         try:
             await self._store.drop_note(KIND, _key(volume.owner, volume.name))
         except HutchError:
             with suppress(FileNotFoundError):
-                os.rename(taken, volume.path)
+                os.rename(renamed, volume.path)
             raise
-        from shutil import rmtree  # rarely needed, and slow to load
+        from shutil import rmtree  # It is rarely needed and slow to load.
 
-        if os.path.isdir(taken):
-            await asyncio.to_thread(rmtree, taken)
+        if os.path.isdir(renamed):
+            await asyncio.to_thread(rmtree, renamed)
 
 
 def _missing(name: str) -> NotFound:
@@ -115,5 +118,5 @@ def _key(owner: str, name: str) -> str:
 
 
 def _folder(owner: str, name: str) -> str:
-    """Two owners' volumes of one name never meet, whatever characters the owner's name has."""
+    """Volumes of two owners never share a directory, whatever characters their names have."""
     return digest(f"{len(owner)}:{owner}/{name}".encode())[:24]

@@ -36,7 +36,7 @@ class Hierarchy(NamedTuple):
     directory: str
 
 
-class Machine(NamedTuple):
+class CgroupSupport(NamedTuple):
     """The controllers that this process may use; `reason` says why others are missing ("" if none is)."""
 
     mode: str  # "v1" | "v2" | "hybrid" | "none"
@@ -73,7 +73,7 @@ def detect(
     *,
     keeper: int = 0,
     command_line: str = "/proc/cmdline",
-) -> Machine:
+) -> CgroupSupport:
     """Find each controller and try it. Only mounts at or below `root` count.
 
     A spawner passes the pid of its keeper, so that both come to the same result.
@@ -81,7 +81,7 @@ def detect(
     own_processes = frozenset({os.getpid(), keeper or os.getpid()})
     mounts = list(_mounts(root, mountinfo))
     if not mounts:
-        return Machine("none", False, False, False, False, f"no cgroup hierarchy is mounted at {root}")
+        return CgroupSupport("none", False, False, False, False, f"no cgroup hierarchy is mounted at {root}")
     positions = _positions(own)
     hierarchies: dict[str, Hierarchy] = {}
     reasons: list[str] = []
@@ -108,7 +108,7 @@ def detect(
             hierarchies[controller] = Hierarchy(1, directory)
     reasons += [f"cgroup v1 {', '.join(names)}: {refusal}" for refusal, names in refused.items()]
     mode = "hybrid" if unified and len(mounts) > 1 else "v2" if unified else "v1"
-    return Machine(
+    return CgroupSupport(
         mode=mode if hierarchies else "none",
         memory="memory" in hierarchies,
         pids="pids" in hierarchies,

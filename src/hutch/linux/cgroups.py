@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hutch.linux import cgroup_files as control
-from hutch.linux.cgroup_detect import CONTROLLERS, SELF_LEAF, Hierarchy, Machine, detect, foreign_processes
+from hutch.linux.cgroup_detect import CONTROLLERS, SELF_LEAF, CgroupSupport, Hierarchy, detect, foreign_processes
 
-__all__ = ["Facts", "Group", "GroupLimits", "Machine", "Tree", "detect"]
+__all__ = ["CgroupSupport", "Facts", "Group", "GroupLimits", "Tree", "detect"]
 
 _NUMBERED = re.compile(r"hutch-(\d+)\Z")
 _KEEPER = re.compile(r"[a-z0-9][a-z0-9-]{0,60}\Z")
@@ -227,7 +227,7 @@ class Group:
 class Tree:
     """The groups of one keeper. The spawner makes them, and the provider opens them by the paths of a record."""
 
-    def __init__(self, machine: Machine, keeper: str) -> None:
+    def __init__(self, machine: CgroupSupport, keeper: str) -> None:
         if not _KEEPER.match(keeper):
             raise ValueError(f"a keeper's name in a cgroup path must match {_KEEPER.pattern}, not {keeper!r}")
         if not machine.hierarchies:

@@ -229,7 +229,7 @@ def _in_use(block: int) -> bool:
     return False
 
 
-class Actor:
+class EffectiveUser:
     """Lets root act as another user, so that the kernel charges that user.
 
     When the effective id changes, the kernel clears the effective capabilities. They are set again, because some

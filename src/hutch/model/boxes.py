@@ -1,5 +1,7 @@
 """What is shown of boxes and volumes: infos, leases, events."""
 
+from enum import StrEnum
+
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
@@ -59,6 +61,20 @@ class BoxInfo(Record, frozen=True, kw_only=True):
     """Whether another live process keeps it, so that it can be seen but not used from here."""
 
 
+class EventCause(StrEnum):
+    """Why a box was destroyed or marked as failed, as a code; the reason of the event says it in words."""
+
+    CALL = "call"
+    IDLE = "idle"
+    TTL = "ttl"
+    CREATION_FAILED = "creation_failed"
+    REPLACED = "replaced"
+    SHUTDOWN = "shutdown"
+    LOST = "lost"
+    HEALTH_CHECK = "health_check"
+    OTHER = "other"
+
+
 class Event(Record, frozen=True, kw_only=True):
     """Something that happened to a box; `seq` grows by one and is unique within a store."""
 
@@ -71,6 +87,8 @@ class Event(Record, frozen=True, kw_only=True):
     old: str = ""
     new: str = ""
     reason: str = ""
+    cause: str = ""
+    """An `EventCause` where the event has one; events of earlier releases have none."""
 
 
 class Moved(Record, frozen=True, kw_only=True):

@@ -76,6 +76,10 @@ def _check_user(user: str, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "user", f"user {user}: its boxes have only one id", "uid_range")
 
 
+_REMEDIES = {"ports": "leave `ports` out: no provider publishes them yet, but commands in the box can use them"}
+"""Remedies for what no other provider has either."""
+
+
 def _unsupported(capabilities: Capabilities, asked: str, what: str, field: str, value: str = "") -> Unsupported:
     gap = missing(capabilities, field, value)
     reason = f": {gap.reason}" if gap else ""
@@ -83,6 +87,6 @@ def _unsupported(capabilities: Capabilities, asked: str, what: str, field: str, 
     offered = f"; it has {', '.join(has) or 'none'}" if isinstance(has, tuple) else ""
     return Unsupported(
         f"provider {capabilities.provider} does not support {what}{reason}{offered}",
-        remedy=(gap.remedy if gap else "") or "choose another provider, profile or value",
+        remedy=(gap.remedy if gap else "") or _REMEDIES.get(field, "choose another provider, profile or value"),
         details={"field": asked, "provider": capabilities.provider},
     )

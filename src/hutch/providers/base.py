@@ -1,8 +1,8 @@
-"""The contract of a provider, version 1: *where* boxes run (`Provider`) and *what* one can do (`Instance`).
+"""The contract of a provider, version 1: *where* boxes run (`Provider`) and *what* a box can do (`Instance`).
 
-Read this file and you can write an engine. Methods raise only `HutchError`s; which one is part of the contract.
-Nothing here knows of leases, owners or clocks: the keeper does that. A provider keeps no durable state of its own: all
-that is needed to find a box again is in the `InstanceRecord`, which the keeper stores before and after creation.
+This file is all that the author of an engine needs. Methods raise only `HutchError`s, and which one is part of the
+contract. Leases, owners and clocks are the keeper's. A provider keeps no durable state: everything that is needed to
+find a box again is in the `InstanceRecord`, which the keeper stores before and after creation.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ CONTRACT = 1
 
 
 class InstanceRecord(Record, frozen=True, kw_only=True):
-    """Everything a provider needs to find a box again after every process of ours has died."""
+    """What a provider needs to find a box again after every process of ours has died."""
 
     provider: str
     box_id: BoxId
@@ -37,12 +37,13 @@ class InstanceRecord(Record, frozen=True, kw_only=True):
 
 
 class Leftover(Record, frozen=True, kw_only=True):
-    """One thing that killed keepers left, and why it could not be removed ("": it was, or would be)."""
+    """One object that killed keepers left behind."""
 
     kind: str
     """box | group | network | directory | container | volume | keeper"""
     name: str
     problem: str = ""
+    """Why it could not be removed; "" if it was removed, or would be."""
 
 
 class Command(Record, frozen=True, kw_only=True):
@@ -50,59 +51,71 @@ class Command(Record, frozen=True, kw_only=True):
 
     command: str | tuple[str, ...]
     cwd: str | None = None
-    """Relative to the box's workdir; None: the workdir itself."""
+    """Relative to the box's workdir; None means the workdir itself."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     stdin: bytes | None = None
-    """Given at once and then closed; None: no input (end of file) for `run`, an open pipe for `start`."""
+    """Sent at once, then closed. None means end of file for `run` and an open pipe for `start`."""
     timeout_sec: float | None = None
-    """Seconds until the process group is killed; None: never (jobs only)."""
+    """Seconds until the process group is killed; None means never, for jobs only."""
     user: str | None = None
     pty: bool = False
     rows: int = 24
     cols: int = 80
     name: str = ""
     keep_output: int = 1 << 20
-    """Bytes of each stream that `run` returns: 60 % head, 40 % tail; the rest is spilled and read by cursor."""
+    """Bytes of each stream that `run` returns, 60 % head and 40 % tail. The rest is spilled and read by cursor."""
     follow: bool = False
-    """The starter reads along: output waits for the reader instead of being spilled past the ring."""
+    """Whether the starter reads along, so that output waits for the reader instead of being spilled."""
 
 
 class Process(ABC):
-    """A job's live handle. Reading never loses a byte that is within the bounds, and never blocks the process."""
+    """A job's live handle. Reading loses no byte within the bounds and never blocks the process."""
 
     id: str
 
     @abstractmethod
     async def info(self) -> JobInfo:
-        """Its state now; after the end also verdict and usage."""
+        """Return the job's state, and after its end also verdict and usage."""
 
     @abstractmethod
     async def read(self, cursor: int = 0, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0) -> Chunk:
-        """Bytes from `cursor` on. Waits up to `wait` seconds for the first new byte or the end; eof only at the end."""
+        """Return bytes from `cursor` on, after at most `wait` seconds for the first. `eof` is set only at the end."""
 
     @abstractmethod
     def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
-        """("stdout" | "stderr", bytes) from these cursors until the process has ended and all was read."""
+        """Yield ("stdout" | "stderr", bytes) from these cursors until the process has ended and all was read."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Raises Conflict if its input is closed or it has ended."""
+        """Write to its input.
+
+        Raises:
+            Conflict: Its input is closed, or it has ended.
+        """
 
     @abstractmethod
     async def close_stdin(self) -> None:
-        """End of input; closing twice is fine."""
+        """Close its input. Closing twice is fine."""
 
     @abstractmethod
     async def signal(self, number: int) -> None:
-        """To the whole process group. A process that has ended ignores it."""
+        """Send a signal to the whole process group. After the end this does nothing."""
 
     @abstractmethod
     async def resize(self, rows: int, cols: int) -> None:
-        """Of its terminal; Unsupported if it has none."""
+        """Resize its terminal.
+
+        Raises:
+            Unsupported: It has no terminal.
+        """
 
     @abstractmethod
     async def wait(self, timeout_sec: float | None = None) -> Result:
-        """Its result, with head and tail of the output. Raises Timeout if it still runs then; the job goes on."""
+        """Return its result, with head and tail of the output.
+
+        Raises:
+            Timeout: It still runs after `timeout_sec`. The job goes on.
+        """
 
 
 class Instance(ABC):
@@ -113,69 +126,102 @@ class Instance(ABC):
     @property
     @abstractmethod
     def files(self) -> "Files":
-        """Files inside the box, with the rights of the box's user."""
+        """The files inside the box, with the rights of the box's user."""
 
     @abstractmethod
     async def run(self, command: Command) -> Result:
-        """Start, wait, collect. Returns whatever the command did; raises NotRunnable (no such program, cwd, user),
-        BoxBroken or Unavailable. Cancelling the call kills the command's process group."""
+        """Run a command to its end and return whatever it did. Cancelling the call kills its process group.
+
+        Raises:
+            NotRunnable: There is no such program, directory or user.
+            BoxBroken: The box is dead.
+            Unavailable: The box cannot be reached now.
+        """
 
     @abstractmethod
     async def start(self, command: Command) -> Process:
-        """Start a job and return at once; it outlives this handle and, with `durable_jobs`, the keeper."""
+        """Start a job and return at once. It outlives this handle and, with `durable_jobs`, the keeper.
+
+        Raises:
+            NotRunnable, BoxBroken, Unavailable: As for `run`.
+        """
 
     @abstractmethod
     async def jobs(self) -> tuple[JobInfo, ...]:
-        """Running jobs and those that ended and still hold unread or spilled output."""
+        """Return the running jobs and those that ended and still hold unread or spilled output."""
 
     @abstractmethod
     async def job(self, job_id: str) -> Process:
-        """Raises NotFound."""
+        """Return the handle of a job.
+
+        Raises:
+            NotFound: There is no such job.
+        """
 
     @abstractmethod
     async def forget(self, job_id: str) -> None:
-        """Drop an ended job and its output; a running one is a Conflict."""
+        """Drop an ended job and its output.
+
+        Raises:
+            Conflict: It still runs.
+        """
 
     @abstractmethod
     async def check(self) -> None:
-        """Answers only if the box can really work; else BoxBroken (dead) or Unavailable (cannot say)."""
+        """Return only if the box can really work.
+
+        Raises:
+            BoxBroken: The box is dead.
+            Unavailable: Nobody can say now.
+        """
 
     def trouble(self) -> str:
-        """What is wrong with a box that goes on all the same, and what to do; "": nothing that is known. Asked every
-        second and after every failed command, so it must be cheap and must not block."""
+        """Return what is wrong with a box that still works, and what to do; "" if nothing is known.
+
+        The keeper asks every second and after every failed command, so this must be cheap and must not block.
+        """
         return ""
 
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:  # noqa: B027
-        """Another keeper has it, or its life was counted anew: until when it lives without any keeper, and at all, in
-        seconds from now. None: as it was; a ttl of 0: no end. An engine whose boxes have no clock of their own need not
-        have this."""
+        """Set how long the box lives without any keeper, and at all, in seconds from now.
+
+        None leaves a clock as it is; a ttl of 0 means no end. Engines whose boxes have no clocks need not have this.
+        """
 
     async def show(self, place: CheckedMount) -> None:
-        """Mount one more directory in the live box, on a directory that is empty or not there. Unsupported: this engine
-        mounts only when it makes a box; EngineError: it could not, and nothing is shown."""
+        """Mount one more directory in the live box, on a directory that is empty or missing.
+
+        Raises:
+            Unsupported: This engine mounts only when it creates a box.
+            EngineError: It failed, and nothing is mounted.
+        """
         raise Unsupported("this engine mounts nothing in a box that lives", op="show", remedy="make a new box")
 
     async def work_alone(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
-        """The keeper leaves the box on purpose: from now on a running job keeps it from its own dead-man's clock."""
+        """Let a running job keep the box from its dead-man's clock, because the keeper leaves it on purpose."""
 
     @abstractmethod
     async def usage(self) -> Usage:
-        """Of the whole box, now."""
+        """Return what the whole box uses now."""
 
     @abstractmethod
     async def pause(self) -> None:
-        """No process of the box runs until `resume`. Unsupported where capabilities say so."""
+        """Stop every process of the box until `resume`.
+
+        Raises:
+            Unsupported: The capabilities say so.
+        """
 
     @abstractmethod
     async def resume(self) -> None: ...
 
     @abstractmethod
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        """Apply to the live box; the names of the limits that would need a new box are returned, unapplied."""
+        """Apply limits to the live box. Return the names of those that would need a new box and stay as they are."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Drop the connection. The box goes on."""
+        """Close the connection. The box goes on."""
 
 
 class Provider(ABC):
@@ -184,83 +230,110 @@ class Provider(ABC):
     name: ClassVar[str]
     contract: ClassVar[int] = CONTRACT
     portable: ClassVar[bool] = False
-    """Whether its boxes can be reached from every machine, so that a keeper on any may take over a dead one's."""
+    """Whether boxes can be reached from every machine, so that any keeper may take over those of a dead one."""
     settings: ClassVar[type[msgspec.Struct] | None] = None
-    """The model of its table `[providers.NAME]`, for `configure` and for whoever shows a configuration."""
+    """The model of its table `[providers.NAME]`, for `configure` and for showing the configuration."""
 
     @abstractmethod
     async def probe(self) -> Capabilities:
-        """What can be done here, verified by doing it once; never raises: an unusable engine says why. That it was done
-        may be remembered, until `doubt`."""
+        """Return what the engine can do here, verified by doing it once. An unusable engine says why.
+
+        This never raises. The result may be kept until `doubt` is called.
+        """
 
     def doubt(self) -> None:  # noqa: B027 - a provider that remembers nothing has nothing to doubt
-        """The engine failed: the next probe must verify anew what it remembers."""
+        """Note that the engine failed: the next probe must verify again."""
 
     async def check(self) -> None:
-        """A cheap question, asked of a usable engine now and then: an error says that it is no longer there."""
+        """Ask a usable engine cheaply whether it is still there. Any HutchError says that it is not."""
         await self.list()
 
     def prompt(self) -> str:
-        """What a model should know about boxes of this engine; told while one of them is current. Tools of its own a
-        package brings through the entry point group `hutch.provider_tools`."""
+        """Return what a model should know while one of this engine's boxes is current.
+
+        A package brings tools of its own through the entry point group `hutch.provider_tools`.
+        """
         return ""
 
     async def image(self, reference: str) -> ImageDefaults | None:
-        """How commands of this image run if nobody says otherwise; None: the engine sees to that itself, or the image
-        does not say. NotFound: there is no such image, and none will be fetched."""
+        """Return how commands of this image run by default; None if the engine sees to that or the image does not say.
+
+        Raises:
+            NotFound: There is no such image, and none will be pulled.
+        """
         return None
 
     async def needs_pull(self, reference: str) -> bool:
-        """Whether a box of this `oci:` image would have it fetched, because it is not here. True where that cannot be
-        told: then only callers who may have images fetched get a box of it."""
+        """Return whether a box of this `oci:` image would pull it, because it is not here.
+
+        True where nobody can say: then only callers who may pull images get a box of it.
+        """
         return True
 
     @abstractmethod
     def plan(self, order: Order) -> InstanceRecord:
-        """The record from which a box of this order could be found and destroyed even if `create` dies half-way.
-        Pure; written to the store before `create` is called."""
+        """Return the record by which the box can be found and destroyed even if `create` dies half-way.
+
+        A pure function. The record is written to the store before `create` is called.
+        """
 
     @abstractmethod
     async def create(self, order: Order, planned: InstanceRecord) -> Instance:
-        """A box that has answered a real command. On failure or cancellation nothing of it remains; raises
-        NotFound (image), Refused, Unsupported, QuotaExceeded (machine full) or EngineError with the step."""
+        """Return a box that has answered a real command. After a failure or a cancellation nothing of it remains.
+
+        Raises:
+            NotFound: There is no such image.
+            Refused: A mount or an image may not be used.
+            Unsupported: The engine cannot make such a box.
+            QuotaExceeded: The machine is full.
+            EngineError: The engine failed; the details name the step.
+        """
 
     @abstractmethod
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> Instance:
-        """The same box again, with its jobs and unread output. NotFound: it is certainly gone;
-        Unavailable: cannot say."""
+        """Return the same box again, with its jobs and unread output.
+
+        Raises:
+            NotFound: It is certainly gone.
+            Unavailable: Nobody can say now.
+        """
 
     @abstractmethod
     async def stop(self, record: InstanceRecord) -> None:
-        """End all processes, keep what a persistent box needs to come back (`restore`)."""
+        """End all processes, and keep what `restore` needs to bring a persistent box back."""
 
     @abstractmethod
     async def restore(self, order: Order, record: InstanceRecord) -> Instance:
-        """A stopped persistent box again, with its files; its jobs are gone."""
+        """Return a stopped persistent box with its files. Its jobs are gone."""
 
     @abstractmethod
     async def destroy(self, record: InstanceRecord) -> None:
-        """Everything of the box is gone when this returns. Twice is fine; a box that never was is fine."""
+        """Remove everything of the box. A second call, or a box that never was, is fine."""
 
     @abstractmethod
     async def list(self) -> tuple[InstanceRecord, ...]:
-        """Every box of this provider on this engine that carries our label, whoever keeps it."""
+        """Return every box on this engine that carries our label, whoever keeps it."""
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        """Remove what killed keepers left on the engine besides boxes, never what a live one uses.
-        An engine that leaves nothing else need not have this."""
+        """Remove what killed keepers left on the engine besides boxes, never what a live keeper uses."""
         return ()
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the engine. Boxes go on."""
+        """Disconnect from the engine. Boxes go on."""
 
     def settle(self, state_dir: str, run_dir: str) -> None:  # noqa: B027 most engines need no place on this machine
-        """Where files of its own may be: those that outlive the machine's restart, and those of running boxes. Called
-        once, before `configure`."""
+        """Say where its files may be: those that outlive a restart of the machine, and those of running boxes.
+
+        Called once, before `configure`.
+        """
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """The table `[providers.NAME]` of the configuration. A key the provider does not know is a ConfigError."""
+        """Take the table `[providers.NAME]` of the configuration.
+
+        Raises:
+            ConfigError: The provider does not know a key.
+        """
         if settings:
             raise ConfigError(f"provider {self.name} has no setting {next(iter(settings))!r}")
 
@@ -269,7 +342,11 @@ Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
 def read_settings(provider: str, model: type[Settings], table: Mapping[str, object]) -> Settings:
-    """The table of a provider as its model; ConfigError names what is wrong, and what there is."""
+    """Return a provider's table as its model.
+
+    Raises:
+        ConfigError: A key or a value is wrong; the error names it and what is allowed.
+    """
     for name in table:
         if name not in model.__struct_fields__:
             known = ", ".join(model.__struct_fields__)

@@ -1,1 +1,1 @@
-"""The HTTP server: the keeper with a door. Parse, call the keeper, render; nothing here decides about boxes."""
+"""The HTTP server over a keeper: parse a request, call the keeper, render the answer; no decisions about boxes."""

@@ -11,20 +11,13 @@ from collections.abc import Callable, Mapping
 
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keeper import Keeper
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, EventCause
 from hutch.model.receipts import Receipt
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper bounds of the histograms in seconds."""
 
 _EVENT_KINDS = frozenset({"created", "claimed", "adopted"})
-_ENDS = (
-    ("destroyed by", "call"), ("idle", "idle"), ("nobody used it", "idle"), ("lived its time", "ttl"),
-    ("creation", "creation_failed"), ("its created hook", "creation_failed"), ("replaced", "replaced"),
-    ("its keeper closed", "shutdown"), ("lost", "lost"), ("left half made", "lost"), ("pruned", "lost"),
-)  # fmt: skip
-"""The beginning of the reason for which a box ended, and the kind of end that it means."""
-_FAILED_CHECK = "health check failed"
 
 
 class Histogram:
@@ -73,9 +66,8 @@ class Metrics:
         if event.kind in _EVENT_KINDS:
             self.boxes[event.kind, profile] += 1
         elif event.kind == "gone":
-            ends = (kind for begin, kind in _ENDS if event.reason.startswith(begin))
-            self.cleaned[next(ends, "other"), profile] += 1
-        elif event.kind == "state" and event.reason.startswith(_FAILED_CHECK):
+            self.cleaned[event.cause, profile] += 1
+        elif event.cause == EventCause.HEALTH_CHECK:
             self.boxes["health_check_failures", profile] += 1
 
     def on_receipt(self, receipt: Receipt) -> None:

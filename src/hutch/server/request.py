@@ -92,7 +92,7 @@ class Call:
     def own(self) -> OwnerView:
         """The keeper's services, limited to what the caller may see and change."""
         caller = self.caller
-        # Host paths are shown only to whoever came in without a key: this user, on this machine.
+        # Only a caller without a key, who is this user on this machine, gets to see host paths.
         return OwnerView(
             self.keeper, caller.owner, caller.session, all_owners=caller.over_all,
             show_paths=caller.key_id == LOCAL_OWNER,

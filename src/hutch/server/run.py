@@ -10,7 +10,6 @@ from pathlib import Path
 from hutch import logs, telemetry
 from hutch.config import Config, announcement, directories
 from hutch.errors import ConfigError
-from hutch.keeper.access.views import condition
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.store.open_store import open_ledger, open_store
@@ -265,7 +264,7 @@ async def _report_default_rights(service: Service, report: Report) -> None:
 
 async def _ready_state(service: Service, path: str, url: str, first_key: str) -> Ready:
     config, keeper = service.config, service.keeper
-    state = await condition(keeper, (), service.started_at)
+    state = await keeper.views.status((), service.started_at)
     isolation = (
         (await keeper.engines.current_capabilities(state.provider)).isolation if config.enabled else Isolation.NONE
     )

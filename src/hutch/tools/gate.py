@@ -2,6 +2,7 @@
 
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from hutch.api import Box, Hutch
@@ -20,6 +21,16 @@ NO_RULES = AgentPermissions()
 """Permissions without any rule. Nothing is decided, and the box's own receipts record the actions."""
 
 _log = log("tools")
+
+
+class DecidedBy(StrEnum):
+    """What decided on a permission; receipts and refusals carry it."""
+
+    RULE = "rule"
+    EARLIER_ANSWER = "earlier answer"
+    ANSWER = "answer"
+    NOBODY_TO_ASK = "nobody to ask"
+    NO_ANSWER = "no answer"
 
 
 Ask = Callable[[AskRequest], Awaitable[Answer | str]]
@@ -113,11 +124,11 @@ class Gate:
     async def _decide(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
         if access is None and what in self._decided:
             return  # The same call continues in another box. Paths are checked again, since they may lead elsewhere.
-        by = "rule"
+        by = DecidedBy.RULE
         decision = ruling.decision
         key = (f"{self._tool}.{self._action}", f"{access} {what}" if access else what)
         if decision is Decision.ASK:
-            by = "earlier answer"
+            by = DecidedBy.EARLIER_ANSWER
             decision = Decision.ALLOW
             if key not in self._agent.always_allowed:
                 by, decision = await self._ask_person(ruling, what, key, box)
@@ -126,7 +137,7 @@ class Gate:
             self._decisions.append(
                 {
                     "agent": self._agent.name, "action": self._action, "what": what[:MAX_RECEIPT_TEXT],
-                    "decision": str(decision), "by": by, "reason": ruling.reason,
+                    "decision": str(decision), "by": str(by), "reason": ruling.reason,
                 }
             )  # fmt: skip
         if decision is Decision.DENY:
@@ -142,9 +153,9 @@ class Gate:
 
     async def _ask_person(
         self, ruling: Ruling, what: str, key: tuple[str, str], box: Box | None
-    ) -> tuple[str, Decision]:  # fmt: skip
+    ) -> tuple[DecidedBy, Decision]:  # fmt: skip
         if self._ask is None:
-            return "nobody to ask", Decision.DENY
+            return DecidedBy.NOBODY_TO_ASK, Decision.DENY
         current = box or self._agent.current
         request = AskRequest(
             agent=self._agent.name, tool=self._tool, action=self._action, what=what, reason=ruling.reason,
@@ -154,27 +165,24 @@ class Gate:
             answer = Answer(await self._ask(request))
         except Exception as error:  # The application's own code. Whatever it raised, nobody has approved.
             _log.warning("nobody answered a permission question", agent=self._agent.name, tool=self._tool, error=error)
-            return "no answer", Decision.DENY
+            return DecidedBy.NO_ANSWER, Decision.DENY
         if answer is Answer.ALWAYS:
             self._agent.always_allowed.add(key)
-        return "answer", Decision.DENY if answer is Answer.DENY else Decision.ALLOW
+        return DecidedBy.ANSWER, Decision.DENY if answer is Answer.DENY else Decision.ALLOW
 
-    def _refusal(self, ruling: Ruling, what: str, by: str) -> HutchError:
+    def _refusal(self, ruling: Ruling, what: str, by: DecidedBy) -> HutchError:
         subject = f"{self._tool} {self._action}".strip() + (f" on {what[:200]!r}" if what else "")
         why = {
-            "answer": "the user said no",
-            "nobody to ask": f"it needs approval ({ruling.reason}), and nobody can be asked here",
-            "no answer": "it needs approval, and no answer came",
+            DecidedBy.ANSWER: "the user said no",
+            DecidedBy.NOBODY_TO_ASK: f"it needs approval ({ruling.reason}), and nobody can be asked here",
+            DecidedBy.NO_ANSWER: "it needs approval, and no answer came",
         }.get(by, ruling.reason)
         return Refused(
             f"{subject} is not permitted: {why}",
             op=self._tool,
             remedy="do it another way, or tell the user what you need and why",
-            details={"tool": self._tool, "action": self._action, "by": by},
+            details={"tool": self._tool, "action": self._action, "by": str(by)},
         )
-
-
-_log = log("tools")
 
 
 async def write_receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:

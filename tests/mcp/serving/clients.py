@@ -1,7 +1,9 @@
-"""Clients of the official SDK for `hutch mcp` and `/mcp`, in both eras of the protocol."""
+"""Clients of the official SDK for `hutch mcp` and `/mcp`, in both eras of the protocol, and the boxes they leave."""
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -14,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, ImageContent, Implementation, TextContent
 
 from mcp import Client, StdioServerParameters
-from tests.server.serving import PATIENCE, Server
+from tests.server.serving import TIMEOUT_SECONDS, Server
 
 T = TypeVar("T")
 
@@ -68,7 +70,7 @@ def over_http(server: Server, key: str, query: str = "", **headers: str) -> Conn
     async def connect(era: str, *, name: str = "tester", **options: Any) -> AsyncIterator[Client]:
         async with AsyncExitStack() as stack:
             sent = {"Authorization": f"Bearer {key}", **headers}
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=sent, timeout=PATIENCE))
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=sent, timeout=TIMEOUT_SECONDS))
             place = streamable_http_client(f"{server.announcement['url']}/mcp{query}", http_client=http)
             info = Implementation(name=name, version="1")
             yield await stack.enter_async_context(
@@ -96,8 +98,29 @@ async def run(client: Client, command: str | Sequence[str], **more: Any) -> dict
 
 async def eventually(found: Callable[[], Awaitable[T]]) -> T:
     """Wait for the first true answer."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not (answer := await found()):
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.02)
     return answer
+
+
+def hutch(top: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "hutch.cli.main", *words, "--json"], env=environ(top), capture_output=True,
+        stdin=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def boxes(top: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = hutch(top, "box", "list")["boxes"]
+    return found
+
+
+def end_boxes(top: Path) -> None:
+    if (top / "s").exists():
+        for box in boxes(top):
+            hutch(top, "box", "destroy", "--force", box["id"])

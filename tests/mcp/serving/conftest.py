@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import remove
-from tests.mcp.serving.left_boxes import end_boxes
+from tests.mcp.serving.clients import end_boxes
 
 
 @pytest.fixture

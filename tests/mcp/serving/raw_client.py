@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.mcp.serving.clients import HUTCH, environ
-from tests.server.serving import PATIENCE
+from tests.server.serving import TIMEOUT_SECONDS
 
 
 class Raw:
@@ -29,7 +29,7 @@ class Raw:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(PATIENCE)
+        self.process.wait(TIMEOUT_SECONDS)
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
@@ -70,4 +70,4 @@ class Raw:
         """End its standard input; the exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT_SECONDS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.mcp.serving.clients import HUTCH, environ
-from tests.server.serving import PATIENCE, serving
+from tests.server.serving import TIMEOUT_SECONDS, serving
 
 PACKAGE = Path(__file__).parent / "inspector" / "package.json"
 _INSTALLING = 240.0
@@ -49,7 +49,7 @@ def inspect(program: str, *words: str, env: dict[str, str]) -> dict[str, Any]:
     # It looks for its own package.json as `../package.json` of the working directory.
     done = subprocess.run(
         [program, "--cli", *words], env=env, cwd=Path(program).parents[1], capture_output=True,
-        stdin=subprocess.DEVNULL, timeout=PATIENCE,
+        stdin=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout, done.stderr)
     found: dict[str, Any] = json.loads(done.stdout[done.stdout.index(b"{") :])

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from mcp import Client
-from tests.mcp.serving.clients import HUTCH, environ, run, stdio, text
-from tests.mcp.serving.left_boxes import boxes, hutch
+from tests.mcp.serving.clients import HUTCH, boxes, environ, hutch, run, stdio, text
 from tests.mcp.serving.raw_client import Raw
-from tests.server.serving import PATIENCE, serving
+from tests.server.serving import TIMEOUT_SECONDS, serving
 
 
 def test_nonsense_is_survived(top: Path) -> None:
@@ -46,7 +45,7 @@ def test_a_restarted_client_finds_its_box(top: Path) -> None:
         again = raw.run("cat file /proc/[0-9]*/comm | grep '^1$\\|^sleep$'")
         assert (again["box"], again["stdout"]) == (mine, "1\nsleep\n"), "files and jobs"
         raw.process.send_signal(signal.SIGKILL)
-        raw.process.wait(PATIENCE)
+        raw.process.wait(TIMEOUT_SECONDS)
     with Raw(top) as raw:
         raw.handshake()
         assert raw.run("cat file")["box"] == mine
@@ -89,7 +88,7 @@ def test_it_goes_and_leaves_its_box(top: Path) -> None:
         raw.handshake()
         mine = raw.run("true")["box"]
         raw.process.send_signal(signal.SIGTERM)
-        raw.process.wait(PATIENCE)
+        raw.process.wait(TIMEOUT_SECONDS)
     (box,) = boxes(top)
     assert (box["id"], box["state"]) == (mine, "running")
 
@@ -180,7 +179,7 @@ def test_without_a_client_it_ends(top: Path) -> None:
                 wire.seek(0)
             done = subprocess.run(
                 [sys.executable, *HUTCH], env=environ(top), cwd=top, stdin=wire, stdout=heard, stderr=subprocess.PIPE,
-                timeout=PATIENCE,
+                timeout=TIMEOUT_SECONDS,
             )  # fmt: skip
         assert (done.returncode, done.stdout or b"") == (0, b""), done.stderr
         assert b"Traceback" not in done.stderr, done.stderr
@@ -207,7 +206,7 @@ async def test_everything_that_changes_something_can_be_made_to_ask(top: Path) -
 )
 def test_a_wrong_option_is_told_at_once(words: tuple[str, str], top: Path) -> None:
     with Raw(top, *words) as raw:
-        _, said = raw.process.communicate(timeout=PATIENCE)
+        _, said = raw.process.communicate(timeout=TIMEOUT_SECONDS)
         assert raw.process.returncode == 125 and words[1].encode() in said
 
 

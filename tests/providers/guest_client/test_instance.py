@@ -113,11 +113,11 @@ async def test_other_users_need_a_deputy() -> None:
             with pytest.raises(Unsupported):
                 await box.run(Command(command="true", user="root"))
 
-        async def deputy(user: str) -> Link:
+        async def root_guest(user: str) -> Link:
             assert user == "root"
             return await Link.connect(second.path)
 
-        async with instance_of(guest, deputy=deputy) as box:
+        async with instance_of(guest, root_guest=root_guest) as box:
             result = await box.run(Command(command="pwd -P", user="root"))
             assert result.stdout.strip() == str(second.workdir)
             own = await box.start(Command(command="exit 3"))

@@ -28,7 +28,7 @@ from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 
 LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=32, open_files=512, timeout_sec=30, max_timeout_sec=60)
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 def spec(**changes: Any) -> EffectiveSpec:
@@ -116,7 +116,7 @@ async def out(instance: Instance, command: str, **options: Any) -> str:
 
 async def until(true: Callable[[], bool], what: str) -> None:
     """Poll with a deadline that only a fault reaches."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not true():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         await asyncio.sleep(0.01)

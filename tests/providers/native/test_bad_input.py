@@ -13,6 +13,8 @@ from hutch.errors import ConfigError, FileMissing, HutchError, Invalid, NotFound
 from hutch.keeper.embedded import Hutch
 from hutch.model.ids import is_box_id
 
+pytestmark = pytest.mark.slow
+
 SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
     ({"profile": "nope"}, NotFound),
     ({"image": "nope"}, Invalid),

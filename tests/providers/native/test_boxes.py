@@ -11,9 +11,11 @@ from hutch.errors import NotRunnable, Unsupported
 from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, Workspace
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_command_runs_as_an_ordinary_user_without_any_privilege() -> None:
-    """B1, lesson 29: no capability in any set, no way to gain one, a filter on every process."""
+    """No capability in any set, no way to gain one, a filter on every process (B1, lesson 29)."""
     async with engine() as native, box(native) as made:
         assert await out(made, "id -u; id -g; id -un") == "1000\n1000\nuser"
         status = await out(made, "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status")
@@ -44,7 +46,7 @@ async def test_no_descriptor_is_inherited() -> None:
 
 
 async def test_the_environment_is_ours_alone() -> None:
-    """Lesson 37: secrets arrive as environment; nothing of the keeper's own environment does."""
+    """Secrets arrive as environment; nothing of the keeper's own environment does (lesson 37)."""
     os.environ["HUTCH_TEST_OF_THE_KEEPER"] = "1"
     async with engine() as native, box(native, env={"A": "1"}, secrets={"TOKEN": "t"}) as made:
         names = {line.partition("=")[0] for line in (await out(made, "env")).splitlines()}
@@ -54,7 +56,7 @@ async def test_the_environment_is_ours_alone() -> None:
 
 
 async def test_a_read_only_root_has_its_writable_places() -> None:
-    """B17."""
+    """The root is closed, and the directories that programs need are open (B17)."""
     async with engine() as native, box(native) as made:
         for place in ("/workspace", "/tmp", "/dev/shm", "/run", "/var/tmp", "$HOME"):
             assert await out(made, f"echo x > {place}/f && cat {place}/f") == "x", place
@@ -106,7 +108,7 @@ async def test_a_box_sees_its_own_processes_only() -> None:
 
 
 async def test_network_off_is_a_loopback_that_works_and_nothing_else() -> None:
-    """Lesson 28: the host's loopback is another one."""
+    """The host's loopback is another one (lesson 28)."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         connect = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
@@ -123,7 +125,7 @@ async def test_network_off_is_a_loopback_that_works_and_nothing_else() -> None:
 
 
 async def test_a_full_disk_ends_the_writer_and_not_the_box() -> None:
-    """Lesson 24: a size for everything the box writes, told as a verdict."""
+    """A size for everything the box writes, told as a verdict (lesson 24)."""
     async with engine() as native, box(native) as made:
         full = await run(made, "head -c 100M /dev/zero > /workspace/big")
         assert full.exit_code != 0
@@ -156,8 +158,8 @@ async def test_open_files_are_limited() -> None:
         assert await out(made, "ulimit -n; ulimit -Hn; ulimit -c") == "77\n77\n0"
 
 
-async def test_boxes_of_one_shape_get_what_their_own_order_says() -> None:
-    """A child knows neither name nor sizes nor environment: they come with the claim."""
+async def test_boxes_of_one_template_get_what_their_own_order_says() -> None:
+    """A prestarted child knows neither name nor sizes nor environment: they come with the order."""
     async with engine() as native:
         for number in range(6):
             limits = LIMITS.but(disk_mb=16 + number, open_files=100 + number)
@@ -178,7 +180,7 @@ async def test_two_boxes_share_no_id_on_the_host(rootless: bool) -> None:
 
 
 async def test_root_of_the_box_has_seven_capabilities(rootless: bool) -> None:
-    """`user=root` through a deputy: it may change owners and kill, it cannot mount, and the root stays read-only."""
+    """`user=root` through a root guest: it may change owners and kill, but not mount, and the root stays read-only."""
     async with engine() as native, box(native) as made:
         if rootless:
             with pytest.raises(Unsupported, match="root"):
@@ -204,7 +206,7 @@ async def test_a_user_that_is_no_user_is_refused() -> None:
 
 
 async def test_host_directories_appear_where_they_were_asked_for(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """B11: read-only unless asked for, files keep their owner in both directions, a missing target is made."""
+    """Read-only unless asked for, files keep their owner in both directions, a missing target is made (B11)."""
     source = tmp_path_factory.mktemp("mounted")
     source.chmod(0o755)
     (source / "sub").mkdir()

@@ -72,7 +72,7 @@ def test_pause_and_resume(parent: subprocess.Popen[bytes]) -> None:
     dog.close()
 
 
-def test_a_box_that_is_not_watched_is_neither_held_nor_let_go() -> None:
+def test_a_box_that_is_not_watched_is_neither_paused_nor_resumed() -> None:
     """Its control group holds its CPU, or held it until the box ended."""
     dog = CpuWatchdog()
     assert not dog.pause("box")

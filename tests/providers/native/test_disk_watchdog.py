@@ -16,6 +16,8 @@ from hutch.providers.native.watch.disk_usage import DiskScan
 from hutch.providers.native.watch.memory import LimitHit
 from hutch.providers.native.watch.processes import BoxProcesses
 
+pytestmark = pytest.mark.slow
+
 
 def deepen(top: Path, depth: int, *names: str) -> None:
     """Directories in each other, each with further ones and a file of one block beside the next."""
@@ -32,7 +34,7 @@ def deepen(top: Path, depth: int, *names: str) -> None:
     os.close(here)
 
 
-def surveyed(top: Path, step: int = 1000) -> Use:
+def scanned(top: Path, step: int = 1000) -> Use:
     directory = os.open(top, os.O_RDONLY)
     scan = DiskScan(directory)
     os.close(directory)
@@ -55,7 +57,7 @@ def test_a_count_is_honest(tmp_path: Path) -> None:
     os.symlink("..", tmp_path / "loop")
     for number in range(2500):
         (tmp_path / f"{number}").touch()
-    used = surveyed(tmp_path, step=7)
+    used = scanned(tmp_path, step=7)
     assert MB <= used.bytes < 2 * MB
     assert used == Use(used.bytes, 2505)
 
@@ -91,7 +93,7 @@ def test_a_tree_that_is_moved_away_is_said_to_be_unread(tmp_path: Path) -> None:
     while not scan.advance(100):
         pass
     assert scan.used.unread == 1
-    assert surveyed(tmp_path) == Use(surveyed(tmp_path).bytes, 2 + 400)
+    assert scanned(tmp_path) == Use(scanned(tmp_path).bytes, 2 + 400)
 
 
 def test_what_goes_while_it_is_counted_is_nothing(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_closed_directory_is_counted_and_stays_closed(tmp_path: Path, rootless
         (tmp_path / f"{mode}/below/file").write_bytes(b"1" * MB)
         (tmp_path / f"{mode}/below").chmod(mode)
         (tmp_path / f"{mode}").chmod(mode)
-    used = surveyed(tmp_path)
+    used = scanned(tmp_path)
     assert (used.entries, used.unread) == (9, 0) and used.bytes >= 3 * MB
     for mode in (0o000, 0o400, 0o300):
         assert (tmp_path / f"{mode}").stat().st_mode & 0o777 == mode
@@ -228,7 +230,7 @@ def test_a_box_that_was_over_its_limit_before_we_came_may_be_emptied(
         assert len(counted(disk)) == 1
 
 
-def test_after_many_hits_in_a_row_a_box_is_jammed() -> None:
+def test_after_many_hits_in_a_row_no_command_starts() -> None:
     """Threat: a box that is asked again and again would fill the disk piece by piece."""
     overrun = Overrun(Use(MB, 100))
     for number in range(MOST_HITS + 1):
@@ -241,7 +243,7 @@ def test_after_many_hits_in_a_row_a_box_is_jammed() -> None:
 
 
 def test_idle_box_is_not_walked_again(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
-    """An idle box costs nearly nothing; whatever is started in it stirs it."""
+    """An idle box costs nearly nothing; whatever is started in it has it counted again."""
     with contextlib.closing(BoxProcesses(guest.pid)) as processes:
         until(lambda: not processes.users(), "an idle box")
     with watched(disk, guest, tmp_path, Overrun(Use(MB, 100))):

@@ -16,6 +16,8 @@ from hutch.providers.native.rootfs import skeleton, unpack
 from hutch.providers.native.rootfs.images import Images
 from hutch.providers.native.rootfs.root import HOME, WORKSPACE
 
+pytestmark = pytest.mark.slow
+
 
 def archive(path: Path, *members: tuple[str, dict[str, object]]) -> Path:
     with tarfile.open(path, "w") as tar:
@@ -65,7 +67,7 @@ with prepared({final!r}) as draft:
 
 
 def test_what_a_killed_keeper_was_unpacking_is_swept_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    """Lesson 10: kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled."""
+    """Kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled (lesson 10)."""
     roots = tmp_path / "images"
     roots.mkdir()
     images = Images(str(tmp_path))

@@ -72,7 +72,7 @@ async def run(first: int, last: int) -> tuple[Holdings, Holdings]:
 
 def test_an_orphan_is_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is left by a program that has ended is found: tests rely on it that nothing of theirs remains."""
-    monkeypatch.setattr(leaks, "PATIENCE", 0.2)
+    monkeypatch.setattr(leaks, "TIMEOUT", 0.2)
     left = 0
     with pytest.raises(AssertionError, match="left behind"), leaks.leaving_no_trace():
         done = subprocess.run(["sh", "-c", "sleep 600 >&- 2>&- & echo $!"], capture_output=True, check=True)

@@ -18,6 +18,8 @@ from hutch.model.results import Cause, Result
 from hutch.providers.guest_client.verdicts import Counters, End, Room, decide
 from hutch.providers.native.watch.processes import BoxProcesses
 
+pytestmark = pytest.mark.slow
+
 # It keeps what it got: a watchdog looks now and then, and cannot see what is gone again.
 HOG = "python3 -c 'import time; x = bytearray(400 << 20); time.sleep(60)'"
 
@@ -79,7 +81,7 @@ async def test_memory_of_many_small_processes_kills_them_not_the_box() -> None:
 
 
 async def test_memory_may_be_used_up_to_the_limit() -> None:
-    """Lesson 25: no small RLIMIT_AS, so a sparse address space is nobody's problem."""
+    """No small RLIMIT_AS, so a sparse address space is nobody's problem (lesson 25)."""
     async with limited(memory_mb=128) as (box, _):
         result = await box.exec("python3 -c 'import mmap; m = mmap.mmap(-1, 8 << 30); x = bytearray(64 << 20)'")
         assert result.ok, result
@@ -120,7 +122,7 @@ async def test_disk() -> None:
 
 
 async def test_strict_refuses_a_box_whose_disk_only_a_watchdog_holds() -> None:
-    """B17: a persistent box's files are a directory of the machine, which nothing bounds by its size."""
+    """A persistent box's files are a directory of the machine, which nothing bounds by its size (B17)."""
     async with Hutch(provider="native", strict=True) as hutch:
         if (await hutch._keeper.engines.capabilities("native")).grades.cpus is not EnforcedBy.CGROUP:
             pytest.skip("strict refuses every box here: there are no control groups")
@@ -196,7 +198,7 @@ def state(pid: int) -> str:
 
 
 async def test_timeout_kills_the_group_and_keeps_the_box() -> None:
-    """Lesson 16, B4: what was started before and files are still there."""
+    """What was started before and files are still there (lesson 16, B4)."""
     async with limited() as (box, grades):
         assert grades.timeout_sec is EnforcedBy.WATCHDOG
         await box.files.write("kept.txt", "kept")
@@ -218,7 +220,7 @@ async def test_a_signal_is_a_verdict() -> None:
 
 
 async def test_a_refused_system_call_is_a_verdict() -> None:
-    """B24: died of SIGSYS. A process raises it itself; what the filter kills for is in the attack suite."""
+    """Died of SIGSYS. A process raises it itself; what the filter kills for is in the attack suite (B24)."""
     async with limited() as (box, _):
         said(await box.exec("kill -SYS $$"), Cause.SYSCALL_DENIED)
 

@@ -34,6 +34,8 @@ from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawn.client import PendingRequest
 
+pytestmark = pytest.mark.slow
+
 
 def traces(record: InstanceRecord) -> list[str]:
     """What is left of a box on this machine."""
@@ -64,7 +66,7 @@ async def test_destroying_what_never_was_is_fine() -> None:
 
 
 async def test_destroy_works_from_the_planned_record_alone() -> None:
-    """Lesson 1: a keeper that died right after `create` knows only its plan."""
+    """A keeper that died right after `create` knows only its plan (lesson 1)."""
     async with engine() as native:
         wanted = order()
         planned = native.plan(wanted)
@@ -121,7 +123,7 @@ async def until_written(made: object, more_than: int = 0) -> None:
 
 
 async def test_every_cancelled_creation_leaves_nothing() -> None:
-    """Lesson 4, at many moments: before the request, while the child is made, while it becomes a guest."""
+    """Cancelled before the request, while the child is made, and while it becomes a guest (lesson 4)."""
     async with engine() as native:
         async with box(native):
             pass
@@ -138,7 +140,7 @@ async def test_every_cancelled_creation_leaves_nothing() -> None:
 
 
 async def test_a_box_that_cannot_be_built_leaves_nothing_and_names_the_step(tmp_path: Path) -> None:
-    """Lesson 34: the kernel's refusal, the step, and what to do."""
+    """The kernel's refusal, the step, and what to do (lesson 34)."""
     image = tmp_path / "image"
     (image / "bin").mkdir(parents=True)
     (image / "usr").write_text("a file where every box needs a directory")
@@ -166,7 +168,7 @@ async def test_an_image_that_was_exchanged_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_box_outlives_its_keeper_and_is_found_again() -> None:
-    """P16, findings g: a keeper is killed, another one re-adopts the box with its job and unread output."""
+    """A keeper is killed, another one re-adopts the box with its job and unread output (P16)."""
     async with engine() as native:
         program = """
 import asyncio, sys

@@ -20,6 +20,8 @@ from hutch.providers.guest_client.verdicts import Counters, End, Excess, decide
 from hutch.providers.native import probe
 from hutch.providers.native.instance import NativeInstance
 
+pytestmark = pytest.mark.slow
+
 SMALL = LIMITS.but(disk_mb=8)
 FILES = 4096
 """What a box of that size may have, temporary or persistent."""
@@ -132,7 +134,7 @@ async def test_closed_directories_hide_nothing() -> None:
 async def test_a_file_without_a_name_hides_nothing(user: str, rootless: bool) -> None:
     """Threat: opened, removed, then filled; it is in no directory. What a box has in memory is not its disk."""
     if user == "root" and rootless:
-        pytest.skip("only root's boxes have deputies")
+        pytest.skip("only root's boxes have root guests")
     async with kept() as made:
         memory = 'import os, time\nos.write(os.memfd_create("m"), bytes(20 << 20))\n'
         memory += 'f = os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR); os.unlink("/dev/shm/x")\n'
@@ -193,9 +195,9 @@ async def test_operations_on_files_are_counted() -> None:
         await made.files.write("more", b"1")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes have deputies")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes have root guests")
 async def test_the_boxes_root_is_held_too() -> None:
-    """His commands run below a deputy, which is no descendant of the guest."""
+    """His commands run below a root guest, which is no descendant of the guest."""
     async with kept() as made:
         assert await out(made, "id -u", user="root") == "0"
         bomb = f"sleep 2; head -c 40M /dev/zero > /tmp/big; {STAY}"

@@ -1,4 +1,4 @@
-"""Stems copy the pages that their boxes will write to; a fork of the process they are cloned from shows which."""
+"""Prestarted children copy the pages that their boxes will write to; a fork of the zygote shows which."""
 
 import json
 import subprocess
@@ -17,11 +17,11 @@ def perform():
     for page in PAGES:
         memory[page * mmap.PAGESIZE] = 0
 
-def copied(touch):
+def copied(prefault):
     'How many pages a fork copies while it performs; what it finds there, of all pages.'
     reader, writer = os.pipe()
     if os.fork() == 0:
-        touch()
+        prefault()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         perform()
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -6,19 +6,19 @@ from hutch.doctor import checks
 from hutch.doctor.facts import Facts
 from hutch.errors import Unsupported
 from hutch.linux import landlock
-from hutch.linux.cgroup_detect import Machine as Groups
+from hutch.linux.cgroup_detect import CgroupSupport
 from hutch.model.capabilities import Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Retention
 from hutch.providers.native import orders, probe
 from hutch.providers.native.network.availability import Availability
 
-ALL = Groups("v2", memory=True, pids=True, cpu=True, freezer=True, reason="")
-NOTHING = Groups("none", memory=False, pids=False, cpu=False, freezer=False, reason="nothing is delegated")
+ALL = CgroupSupport("v2", memory=True, pids=True, cpu=True, freezer=True, reason="")
+NOTHING = CgroupSupport("none", memory=False, pids=False, cpu=False, freezer=False, reason="nothing is delegated")
 BLIND = "/proc hides the guest"
 
 
-def machine(groups: Groups = ALL, *, blind: str = "", abi: int = 6) -> probe.Machine:
+def machine(groups: CgroupSupport = ALL, *, blind: str = "", abi: int = 6) -> probe.Machine:
     network = Availability(usable=True, how="pasta")
     return probe.Machine(has_id_ranges=True, cgroups=groups, network=network, blind=blind, landlock=abi)
 
@@ -32,7 +32,7 @@ def test_a_machine_with_everything_misses_nothing() -> None:
 
 
 def test_what_a_watchdog_or_signals_provide_is_not_missing() -> None:
-    """B17: without control groups the limits are held by weaker means, and only the groups are missing."""
+    """Without control groups the limits are held by weaker means, and only the groups are missing (B17)."""
     found = probe.capabilities(machine(NOTHING))
     assert (found.grades.cpus, found.grades.memory_mb, found.pause) == ("watchdog", "watchdog", Pause.SIGNALS)
     assert {(each.what, each.reason) for each in found.missing} == {("cgroups", "nothing is delegated")}

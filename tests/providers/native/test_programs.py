@@ -1,4 +1,4 @@
-"""Programs of kernel calls: the numbers that a writer foresees are those that the kernel gives."""
+"""Programs of kernel calls: the descriptor numbers that a writer expects are those that the kernel gives."""
 
 import marshal
 import socket
@@ -35,7 +35,7 @@ def alone(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_descriptor_has_the_number_that_was_foreseen(tmp_path: Path) -> None:
+def test_a_descriptor_has_the_expected_number(tmp_path: Path) -> None:
     """Also where an earlier one was closed: the kernel fills the gap first."""
     code = """
         top = sys.argv[1]
@@ -51,7 +51,7 @@ def test_a_descriptor_has_the_number_that_was_foreseen(tmp_path: Path) -> None:
     assert alone(code, str(tmp_path)) == f"3 4 3 {tmp_path}/b here"
 
 
-def test_an_unforeseen_number_ends_the_program() -> None:
+def test_an_unexpected_number_ends_the_program() -> None:
     """Something is open that the writer did not know of: going on would mean the wrong file."""
     code = """
         os.open("/", os.O_RDONLY)

@@ -15,7 +15,7 @@ from hutch.model.spec import Mount, MountMode, Retention, Workspace
 from hutch.providers.native.rootfs import root
 
 
-def extra(path: Path, **changes: object) -> root.HostMount:
+def host_mount(path: Path, **changes: object) -> root.HostMount:
     facts = os.stat(path)
     values = {"source": str(path), "target": "/x", "writable": False, "device": facts.st_dev, "inode": facts.st_ino}
     return root.HostMount(**{**values, **changes})  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ def extra(path: Path, **changes: object) -> root.HostMount:
 def test_a_source_that_was_exchanged_is_refused(tmp_path: Path) -> None:
     """Between the check of policy and the mount somebody puts another directory there."""
     (tmp_path / "allowed").mkdir()
-    allowed = extra(tmp_path / "allowed")
+    allowed = host_mount(tmp_path / "allowed")
     (tmp_path / "allowed").rename(tmp_path / "moved")
     (tmp_path / "allowed").mkdir()
     with pytest.raises(PermissionError, match="replaced"):
@@ -33,7 +33,7 @@ def test_a_source_that_was_exchanged_is_refused(tmp_path: Path) -> None:
 
 def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "allowed").mkdir()
-    allowed = extra(tmp_path / "allowed")
+    allowed = host_mount(tmp_path / "allowed")
     (tmp_path / "allowed").rename(tmp_path / "moved")
     (tmp_path / "allowed").symlink_to(tmp_path / "moved")
     with pytest.raises(OSError, match="symbolic links"):
@@ -46,7 +46,7 @@ def test_the_owner_is_that_of_the_file_which_is_mounted(tmp_path: Path) -> None:
     place = tmp_path / "allowed"
     place.mkdir()
     os.chown(place, 4242, 4242)
-    allowed = extra(place, writable=True)
+    allowed = host_mount(place, writable=True)
 
     @contextmanager
     def exchanging(facts: os.stat_result) -> Iterator[int]:
@@ -161,8 +161,8 @@ async def test_a_nonsensical_target_is_refused() -> None:
 
 @pytest.mark.parametrize("owner", [0, 1000, 4321])
 async def test_a_mount_inside_a_workspace_of_the_machine(tmp_path_factory: pytest.TempPathFactory, owner: int) -> None:
-    """B11: a directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
-    is known in the box, so that the mount points have to be made as that one."""
+    """A directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
+    is known in the box, so that the mount points have to be made as that one (B11)."""
     top = tmp_path_factory.mktemp("places")
     places = [top, top / "workspace", top / "data"]
     for place in places[1:]:

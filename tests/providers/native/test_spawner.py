@@ -1,4 +1,4 @@
-"""The spawner: a clean process that ends with its keeper, takes its prestarted along and leaves its boxes alone."""
+"""The spawner: a clean process that ends with its keeper, ends its prestarted children and leaves its boxes alone."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,8 @@ from hutch.providers.native import cleanup
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawn import launch, wire
 
+pytestmark = pytest.mark.slow
+
 
 def spawner_pids(native: NativeProvider) -> list[int]:
     spawners = [each for group in native._spawners.values() for each in group._spawners]
@@ -35,7 +37,7 @@ def spawner_with(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def zygote_of(native: NativeProvider) -> int:
-    """The first of the spawner's children, whom the kernel tells in the order of their birth."""
+    """The first of the spawner's children, which the kernel lists in the order of their creation."""
     (spawner,) = spawner_pids(native)
     return int(Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0])
 
@@ -45,11 +47,11 @@ def prestarted(native: NativeProvider) -> list[str]:
 
 
 async def with_prestarted(native: NativeProvider) -> list[str]:
-    """Boxes of one template, until the spawner keeps prestarted of it."""
+    """Boxes of one template, until the spawner has prestarted children of it."""
     for _ in range(3):
         async with box(native):
             pass
-    await until(lambda: len(prestarted_pids(native)) == 4, "four prestarted wait")
+    await until(lambda: len(prestarted_pids(native)) == 4, "four children wait")
     return prestarted(native)
 
 
@@ -76,7 +78,7 @@ async def test_its_environment_and_command_line_are_empty(rootless: bool) -> Non
         assert (process / "cmdline").read_bytes().rstrip(b"\0") == b"hutch-spawner"
         assert (process / "environ").read_bytes().strip(b"\0") == b""
         assert os.readlink(process / "cwd") == "/"
-        # It may be making a child at this moment, and then holds that one's directory.
+        # It may be prestarting a child at this moment, and then holds that one's directory.
         await until(lambda: not files_of_the_machine(process), "it holds no file of the machine")
 
 
@@ -87,7 +89,7 @@ async def test_it_has_one_thread_and_a_session_of_its_own() -> None:
         assert os.getsid(pid) == pid
 
 
-async def test_it_ends_with_its_keeper_and_its_stems_with_it() -> None:
+async def test_it_ends_with_its_keeper_and_its_prestarted_children_with_it() -> None:
     async with engine() as native:
         await with_prestarted(native)
         (pid,) = spawner_pids(native)
@@ -96,14 +98,14 @@ async def test_it_ends_with_its_keeper_and_its_stems_with_it() -> None:
         assert run_names(native) == []
 
 
-async def test_no_stem_is_made_for_a_single_box() -> None:
+async def test_no_child_is_prestarted_for_a_single_box() -> None:
     """`hutch run` pays for nothing that it does not use."""
     async with engine() as native, box(native) as made:
         await out(made, "sleep 0.1")
         assert prestarted(native) == []
 
 
-async def test_stems_of_another_shape_go() -> None:
+async def test_prestarted_children_of_another_template_end() -> None:
     async with engine() as native:
         old = await with_prestarted(native)
         async with box(native, read_only_root=True, workdir="/tmp"):
@@ -134,7 +136,7 @@ async def test_a_killed_spawner_is_replaced_and_its_box_lives() -> None:
             pass
 
 
-async def test_a_dead_stem_is_not_handed_out() -> None:
+async def test_a_dead_prestarted_child_is_not_used() -> None:
     async with engine() as native:
         await with_prestarted(native)
         for pid in prestarted_pids(native):
@@ -171,7 +173,7 @@ def test_messages_carry_descriptors() -> None:
 
 
 async def test_a_killed_zygote_is_replaced(log_lines: list[str]) -> None:
-    """Boxes are cloned from an idle twin of the spawner, which the kernel may choose to kill."""
+    """Boxes are cloned from an idle fork of the spawner, which the kernel may choose to kill."""
     async with engine() as native:
         async with box(native) as made:
             zygote = zygote_of(native)
@@ -181,7 +183,7 @@ async def test_a_killed_zygote_is_replaced(log_lines: list[str]) -> None:
                 assert await out(other, "echo alive") == "alive"
             assert await out(made, "echo alive") == "alive"
             assert not Path(f"/proc/{zygote}").exists()
-            await until(lambda: "cloned from was killed" in "".join(log_lines), "it is told")
+            await until(lambda: "cloned from was killed" in "".join(log_lines), "it is reported")
 
 
 FAILURES = {
@@ -209,7 +211,7 @@ async def test_a_zygote_that_cannot_warm_up_serves_and_says_so(
                 assert await out(made, "echo alive") == "alive"
                 zygotes.add(zygote_of(native))
         assert len(zygotes) == 1, "one serves them all"
-        await until(lambda: FAILURES[failure] in "".join(log_lines), "the reason is told")
+        await until(lambda: FAILURES[failure] in "".join(log_lines), "the reason is reported")
         assert "".join(log_lines).count(FAILURES[failure]) == 1
 
 
@@ -249,12 +251,12 @@ async def test_a_creation_that_is_cancelled_twice_leaves_no_box() -> None:
         assert spawner.load == 0
 
 
-async def test_dead_stems_are_cleared_away() -> None:
+async def test_dead_prestarted_children_are_removed() -> None:
     async with engine() as native:
         old = await with_prestarted(native)
         for pid in prestarted_pids(native):
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: not set(prestarted(native)) & set(old), "the dead prestarted are gone")
+        await until(lambda: not set(prestarted(native)) & set(old), "the dead children are gone")
 
 
 async def test_a_spawner_that_can_prestart_no_child_says_so(log_lines: list[str]) -> None:
@@ -266,7 +268,7 @@ async def test_a_spawner_that_can_prestart_no_child_says_so(log_lines: list[str]
         try:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            await until(lambda: "can prestart no children" in "".join(log_lines), "the reason is told")
+            await until(lambda: "can prestart no children" in "".join(log_lines), "the reason is reported")
         finally:
             for name in names:
                 shutil.rmtree(away / name)
@@ -276,16 +278,16 @@ async def test_a_spawner_that_can_prestart_no_child_says_so(log_lines: list[str]
 
 
 async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B17: keeper and spawner look for themselves, and the grades are the keeper's: nobody would hold the limits."""
+    """Keeper and spawner look for themselves, and the grades are the keeper's: nobody would hold the limits (B17)."""
     async with engine() as native:
         if not native._machine_facts().cgroups.memory:
             pytest.skip("no control group holds memory here")
         with monkeypatch.context() as refusal:
             lines = "from hutch.linux import cgroup_detect", "cgroup_detect._probe = lambda _: 'refused'"
             spawner_with(refusal, *lines)
-            with pytest.raises(EngineError, match=r"no limits.* memory.*refused") as told:
+            with pytest.raises(EngineError, match=r"no limits.* memory.*refused") as reported:
                 await make(native)
-        assert "try again" in told.value.remedy
+        assert "try again" in reported.value.remedy
         assert run_names(native) == []
         async with box(native) as made:  # a new spawner looks anew
             assert await out(made, "echo limited") == "limited"
@@ -293,10 +295,10 @@ async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatc
 
 
 async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:
-    """A child has those of the last order until it is claimed, and its guest may greet before its spawner has written
-    its own."""
+    """A child has the limits of the last order until it is assigned, and its guest may greet before its spawner has
+    written the new ones."""
     async with engine() as provider:
-        for number in range(12):  # the first is made from the beginning, the others of prestarted
+        for number in range(12):  # the first is made from the beginning, the others from prestarted children
             limits = LIMITS.but(pids=LIMITS.pids + number // 2 % 3)
             async with box(provider, limits=limits) as made:
                 groups = made.record.data["groups"]

@@ -114,7 +114,7 @@ def kill_the_hog(memory: MemoryWatchdog, guest: Guest) -> None:
 
 
 def test_largest_process_pays_and_the_box_lives_on(memory: MemoryWatchdog, guest: Guest) -> None:
-    """B17, lesson 16: memory is held without cgroups, and neither guest nor neighbours die of it."""
+    """Memory is held without cgroups, and neither guest nor neighbours die of it (B17, lesson 16)."""
     kill_the_hog(memory, guest)
 
 
@@ -213,7 +213,7 @@ def test_dead_guest_is_never_looked_behind(memory: MemoryWatchdog, guest: Guest)
 def test_loop_reports_and_outlives_a_failing_callback(
     memory: MemoryWatchdog, guest: Guest, log_lines: list[str]
 ) -> None:
-    """Lesson 12: a callback that raises does not end the watch."""
+    """A callback that raises does not end the watch (lesson 12)."""
     memory.watch("box", guest.pid, 64 * MB)
     pids: list[int] = []
 

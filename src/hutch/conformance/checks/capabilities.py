@@ -38,7 +38,7 @@ async def check_probe_leaves_nothing(bench: Workbench) -> None:
 async def check_reasons(bench: Workbench) -> None:
     """Whatever the provider cannot do carries a reason: unclaimed capabilities, and limits that nothing enforces."""
     claimed = bench.capabilities
-    told = {missing.what for missing in claimed.missing if missing.reason.strip()}
+    explained = {missing.what for missing in claimed.missing if missing.reason.strip()}
     unclaimed = {name for name in ("durable_jobs", "pty", "watch", "writable_root", "persistent", "mounts")
                  if not getattr(claimed, name)}  # fmt: skip
     unclaimed |= {"pause"} if claimed.pause == "none" else set()
@@ -46,7 +46,7 @@ async def check_reasons(bench: Workbench) -> None:
     unclaimed |= set() if "root" in claimed.users else {"users.root"}
     unclaimed |= {f"grades.{name}" for name in Grades.__struct_fields__
                   if getattr(claimed.grades, name) is EnforcedBy.NONE}  # fmt: skip
-    silent = {name for name in unclaimed if not told & {name, name.partition(".")[0], name.partition(".")[2]}}
+    silent = {name for name in unclaimed if not explained & {name, name.partition(".")[0], name.partition(".")[2]}}
     same(silent, set(), "capabilities that are missing without a reason")
     same([missing.what for missing in claimed.missing if not missing.reason.strip()], [], "reasons that are empty")
 

@@ -1,4 +1,4 @@
-"""Running one command to its end: what it gets, how its end is told, what cannot be started."""
+"""Running one command to its end: what it gets, how its end is reported, what cannot be started."""
 
 import asyncio
 import os

@@ -150,7 +150,7 @@ async def check_mode(bench: Workbench) -> None:
 
 @check("files")
 async def check_parents(bench: Workbench) -> None:
-    """A write makes the directories above the file, unless it is told not to."""
+    """A write makes the directories above the file, unless that is switched off."""
     async with bench.plain_box() as box:
         await box.files.write("a/b/c/file", b"x")
         same(await box.files.read("a/b/c/file"), b"x", "content")
@@ -160,7 +160,7 @@ async def check_parents(bench: Workbench) -> None:
 
 @check("files")
 async def check_stat(bench: Workbench) -> None:
-    """Kind, size, mode and time are the file's own; a symlink is told as one, with its target."""
+    """Kind, size, mode and time are the file's own; a symlink is reported as one, with its target."""
     async with bench.plain_box() as box:
         await bench.output(
             box, "printf 12345 >file; chmod 640 file; touch -d @1000000000 file; mkdir d; ln -s file link"

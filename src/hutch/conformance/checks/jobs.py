@@ -155,7 +155,7 @@ async def check_given_stdin(bench: Workbench) -> None:
 
 @check("jobs")
 async def check_signal(bench: Workbench) -> None:
-    """A signal reaches every process of the job's group, can be handled, and one that kills is told."""
+    """A signal reaches every process of the job's group, can be handled, and one that kills is reported."""
     async with bench.plain_box() as box:
         script = "trap 'echo caught' USR1; (trap 'echo child too; exit' USR1; echo up; while :; do sleep 0.05; done) & "
         job = await bench.start(box, ("sh", "-c", script + "while :; do wait; sleep 0.05; done"))

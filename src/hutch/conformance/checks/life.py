@@ -147,7 +147,7 @@ async def check_death_during_command(bench: Workbench) -> None:
                 result = await call
         except HutchError:
             return
-        holds(not result.ok, "a command that died with its box is told as ok")
+        holds(not result.ok, "a command that died with its box is reported as ok")
 
 
 @check("life")

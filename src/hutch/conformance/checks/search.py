@@ -112,9 +112,17 @@ async def check_watch(bench: Workbench) -> None:
         )  # fmt: skip
         wanted = [("d/new", "created"), ("d/before", "modified"), ("d/new", "moved_from"), ("d/moved", "moved_to"),
                   ("d/moved", "deleted"), ("d/last", "created")]  # fmt: skip
-        told = [(change.path, change.kind) for change in seen]
-        same([each for each in wanted if each not in told], [], f"changes that were not told (told: {told})")
-        same([kind for path, kind in told if path == "d/before" and kind == "created"], [], "old files told as new")
+        reported = [(change.path, change.kind) for change in seen]
+        same(
+            [each for each in wanted if each not in reported],
+            [],
+            f"changes that were not reported, only {reported}",
+        )
+        same(
+            [kind for path, kind in reported if path == "d/before" and kind == "created"],
+            [],
+            "old files were reported as new",
+        )
 
 
 @check("search", needs="watch")
@@ -125,8 +133,11 @@ async def check_watch_deep(bench: Workbench) -> None:
         seen = await _changes(
             bench, box, "d", "mkdir -p d/x/y; echo 1 >d/x/y/file; sleep 0.05; touch d/last", last="d/last"
         )
-        told = {(change.path, change.directory) for change in seen if change.kind == "created"}
-        holds({("d/x", True), ("d/x/y", True), ("d/x/y/file", False)} <= told, f"only these were told: {sorted(told)}")
+        reported = {(change.path, change.directory) for change in seen if change.kind == "created"}
+        holds(
+            {("d/x", True), ("d/x/y", True), ("d/x/y/file", False)} <= reported,
+            f"only these were reported: {sorted(reported)}",
+        )
 
 
 @check("search", needs="watch")
@@ -135,7 +146,7 @@ async def check_watch_flat(bench: Workbench) -> None:
     async with bench.plain_box() as box:
         await bench.output(box, "mkdir -p d/sub")
         seen = await _changes(bench, box, "d", "touch d/sub/deeper d/last", last="d/last", recursive=False)
-        holds("d/sub/deeper" not in {change.path for change in seen}, "a change in a subdirectory was told")
+        holds("d/sub/deeper" not in {change.path for change in seen}, "a change in a subdirectory was reported")
         with raises(FileMissing, what="watching a missing directory"):
             await anext(aiter(box.files.watch("missing")))
 
@@ -149,7 +160,7 @@ async def _changes(
     first = asyncio.ensure_future(anext(changes))
     try:
         async with bench.within(f"the change of {last}"):
-            # The watch is in place soon after the first item is awaited: a file is touched until it is told.
+            # The watch is in place soon after the first item is awaited: a file is touched until it is reported.
             while not first.done():
                 await bench.output(box, ("touch", f"{path}/probe"))
                 await asyncio.wait([first], timeout=0.05)

@@ -84,8 +84,7 @@ class _Unpacker:
                     self._extract(entry, name)
                 elif entry.kind == entries.DIRECTORY:
                     self._defer_metadata("", entry)
-            # This comes last: a directory without write permission could not be filled, and filling it changes its
-            # time.
+            # This comes last: a read-only directory could not be filled, and filling it changes its time.
             for name in sorted(self._directories, reverse=True):
                 self._set_metadata(name, self._directories[name])
         finally:

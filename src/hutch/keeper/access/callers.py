@@ -1,4 +1,4 @@
-"""Who asks for what the keeper does: set once by the surface that lets a caller in, read where operations end."""
+"""The caller of an operation: set once by the surface that admits a caller, read where operations are recorded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ from hutch.model.receipts import Who
 from hutch.policy.rights import Rights, bound_by
 
 NOBODY = Who(role="keeper")
-"""The keeper itself: clocks, the pool, a restart."""
+"""The keeper itself, for clocks, the pool and restarts."""
 
 _who: ContextVar[Who | None] = ContextVar("hutch_who", default=None)
 
 
 @contextmanager
 def called_by(who: Who, rights: Rights) -> Iterator[None]:
-    """Everything inside, and every task begun inside, is done for `who` and within `rights`."""
+    """Do everything inside, and every task started inside, for `who` and within `rights`."""
     token = _who.set(who)
     try:
         with bound_by(rights):
@@ -25,14 +25,14 @@ def called_by(who: Who, rights: Rights) -> Iterator[None]:
 
 
 def keeper_context() -> Context:
-    """For a task that goes on by itself: it is not done for whoever happened to start it, nor part of his request."""
+    """Return a context for a background task, which does not belong to the caller whose request started it."""
     context = Context()
     context.run(_who.set, NOBODY)
     return context
 
 
 def current_caller(session: str = "") -> Who:
-    """Whoever was set, else this machine's user in the session of the handle that is used."""
+    """Return the caller that was set, or else this machine's user in the given session."""
     found = _who.get()
     if found is None:
         return Who(session=session)

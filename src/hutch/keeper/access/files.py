@@ -1,4 +1,4 @@
-"""A box's files through the keeper: every operation checks the lease and pins the clocks, then the instance does it."""
+"""A box's files and watches through the keeper: each operation checks the lease and pins the box first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Guard(Protocol):
-    """What a box's handle offers to whoever works on the box."""
+    """What a box's handle offers to its files and jobs."""
 
     async def begin(self) -> Instance: ...
 
@@ -30,11 +30,11 @@ class Guard(Protocol):
     async def failed(self, error: HutchError) -> None: ...
 
     def operation(self, op: str, details: Details) -> Operation:
-        """For whoever is about to do something worth a receipt."""
+        """Begin an operation that leaves a receipt."""
 
 
 class GuardedFiles:
-    """The `Files` protocol over a handle. Each has a receipt, but `stat` and `exists`, which programs poll."""
+    """The `Files` protocol over a handle. Receipts are written except for `stat` and `exists`, which programs poll."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -175,26 +175,26 @@ class GuardedFiles:
             "copy_out", lambda files: files.copy_out(source, target, most=most), source=source, target=str(target)
         )
 
-    # --- rows as they come, for callers on other machines ------------------------------------------------------
+    # --- rows as streams, for callers on other machines ------------------------------------------------------
 
     def list_rows(self, path: str) -> AsyncIterator[FileInfo]:
-        """The entries of a directory."""
+        """Yield the entries of a directory."""
         return self._rows("list", lambda files: files.list_rows(path), path=path)
 
     def line_rows(self, path: str, start: int, count: int) -> AsyncIterator[str | bool]:
-        """Lines, and at last whether the file ends there."""
+        """Yield lines, and last whether the file ends there."""
         return self._rows(
             "read", lambda files: files.line_rows(path, start, count), path=path, start=start, count=count
         )
 
     def glob_rows(self, pattern: str, root: str, limit: int) -> AsyncIterator[str | Matches]:
-        """Paths, and at last how the search ended."""
+        """Yield paths, and last how the search ended."""
         return self._rows("glob", lambda files: files.glob_rows(pattern, root, limit), pattern=pattern, root=root)
 
     def grep_rows(
         self, pattern: str, *, root: str, glob: str | None, ignore_case: bool, limit: int, timeout_sec: float
     ) -> AsyncIterator[GrepHit | GrepResult]:
-        """Lines that match, and at last how the search ended."""
+        """Yield lines that match, and last how the search ended."""
         return self._rows(
             "grep",
             lambda files: files.grep_rows(
@@ -220,13 +220,13 @@ class GuardedFiles:
     # --- trees as streams, for callers on other machines ------------------------------------------------------
 
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
-        """A tree's stream (`hutch.guest.files.trees`) into the box."""
+        """Write a tree's stream (`hutch.guest.files.trees`) into the box."""
         return await self._record(
             "copy_in", lambda files: streaming(files).unpack(pieces, target, into), changed=(target,), target=target
         )
 
     async def pack(self, source: str) -> AsyncIterator[bytes]:
-        """The stream of a box's file or tree."""
+        """Yield the stream of a file or tree of the box."""
         async with self._guard.operation("files.copy_out", {"source": source}):
             instance = await self._guard.begin()
             try:
@@ -237,7 +237,7 @@ class GuardedFiles:
 
 
 def streaming(files: "Files") -> GuestFiles:
-    """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
+    """Return the files of a box that can be streamed; Unsupported if they cannot."""
     if not isinstance(files, GuestFiles):
         raise Unsupported(
             "this engine gives what its boxes hold only to programs on the machine that runs it",
@@ -248,7 +248,7 @@ def streaming(files: "Files") -> GuestFiles:
 
 
 class GuardedWatch:
-    """Enter it, or await its first change."""
+    """A watch that pins its box from its start until it is closed. Enter it, or await its first change."""
 
     def __init__(self, guard: "Guard", path: str, *, recursive: bool) -> None:
         self._guard = guard
@@ -282,8 +282,8 @@ class GuardedWatch:
         if self._inner is None:
             self._loop = asyncio.get_running_loop()
             async with AsyncExitStack() as stack:
-                told: Details = {"path": self._path, "recursive": self._recursive}
-                await stack.enter_async_context(self._guard.operation("files.watch", told))
+                details: Details = {"path": self._path, "recursive": self._recursive}
+                await stack.enter_async_context(self._guard.operation("files.watch", details))
                 instance = await self._guard.begin()
                 stack.callback(self._guard.end)
                 watch = instance.files.watch(self._path, recursive=self._recursive)
@@ -296,8 +296,8 @@ class GuardedWatch:
         await self._held.aclose()
 
     def __del__(self) -> None:
-        # Left by `break`: the box must not stay pinned. The collector may run in another thread.
+        # A watch that was left by `break` must not keep its box pinned. The collector may run in another thread.
         if self._inner is not None and not self._closed and self._loop is not None:
             loop, held = self._loop, self._held
-            with suppress(RuntimeError):  # the loop is closed, and all with it
+            with suppress(RuntimeError):  # The loop is closed, so nothing is pinned any more.
                 loop.call_soon_threadsafe(lambda: loop.create_task(held.aclose()))

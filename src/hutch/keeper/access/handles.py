@@ -1,4 +1,4 @@
-"""The handles an application holds: `BoxHandle` and `JobHandle` keep the public protocols over a live box."""
+"""The handles that an application holds: they implement the public protocols over a live box."""
 
 import asyncio
 import shlex
@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper.access.views import shown
-from hutch.keeper.boxes import pause as sleeping
-from hutch.keeper.boxes import update
-from hutch.keeper.boxes.health import recover
-from hutch.keeper.boxes.live import Live, taken_over
+from hutch.keeper.access.views import box_info
+from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
@@ -31,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class BoxHandle:
-    """One session's handle on one box. It works as long as the session's epoch is the box's."""
+    """One session's handle on one box. It works while its epoch is the epoch of the box."""
 
     def __init__(self, keeper: Keeper, live: Live, session: str, notes: tuple[str, ...] = ()) -> None:
         self.notes = notes
-        """What the caller should know of the box itself: that it is new, or that an earlier one was lost."""
+        """Notes about the box itself: that it is new, or that an earlier one was lost."""
         self._keeper = keeper
         self._live = live
         self._session = session
@@ -57,25 +54,25 @@ class BoxHandle:
 
     @cached_property
     def files(self) -> "GuardedFiles":
-        from hutch.keeper.access.files import GuardedFiles  # many a box only runs a command
+        from hutch.keeper.access.files import GuardedFiles  # Many boxes only run a command.
 
         return GuardedFiles(self)
 
     # --- one operation, guarded -----------------------------------------------------------------------------
 
     async def begin(self) -> Instance:
-        """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
+        """Check the epoch, pin the box, and resume it if it is paused. Every `begin` needs its `end`."""
         live = self._live
-        live.check_there()
+        live.check_not_gone()
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
         self._keeper.check_owned(live)
         if live.record.state is State.UNKNOWN:
-            await recover(live, self._keeper.states, self._keeper.engines)
+            await self._keeper.health.recover(live)
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:
-                await sleeping.wake(self._keeper, live)
+                await self._keeper.pauser.resume(live)
             except BaseException:
                 live.unpin()
                 raise
@@ -88,9 +85,9 @@ class BoxHandle:
         return self._keeper.operations.begin(self._live, self._session, op, details)
 
     async def failed(self, error: HutchError) -> None:
-        """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14).
+        """Check the box once after an error that a healthy box would not cause.
 
-        A box whose guest is dead or has lied needs no second look: a captured guest would pass it.
+        A box whose guest is dead or has lied is marked as broken at once: a captured guest would pass the check.
         """
         if isinstance(error, BoxBroken):
             await self._keeper.health.mark_broken(self._live, error.message)
@@ -111,7 +108,7 @@ class BoxHandle:
         keep_output: int = 1 << 20,
     ) -> Result:
         order, notes = self._command(command, cwd, env, stdin, timeout, user, keep_output=keep_output)
-        async with self.operation("exec", asked(order)) as operation:
+        async with self.operation("exec", command_details(order)) as operation:
             instance = await self.begin()
             try:
                 result = operation.result = await instance.run(order)
@@ -155,7 +152,7 @@ class BoxHandle:
             command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
             rows=rows, cols=cols, name=name, follow=follow,
         )  # fmt: skip
-        async with self.operation("job.start", asked(order)) as operation:
+        async with self.operation("job.start", command_details(order)) as operation:
             instance = await self.begin()
             try:
                 job = JobHandle(self, await instance.start(order), (str(cut),) if cut else ())
@@ -202,8 +199,8 @@ class BoxHandle:
         keep_output: int = 1 << 20,
     ) -> tuple[Command, tuple[str, ...]]:
         rights.check_user(user, self.spec.user, rights.current())
-        asked_for, clamped = clamp_timeout(timeout, self._live.record.spec.limits)
-        seconds, cut = rights.cut_timeout(asked_for or None, rights.current())
+        wanted, clamped = clamp_timeout(timeout, self._live.record.spec.limits)
+        seconds, cut = rights.cut_timeout(wanted or None, rights.current())
         order = Command(
             command=checked_command(command),
             cwd=cwd,
@@ -226,43 +223,43 @@ class BoxHandle:
             self.end()
 
     async def info(self) -> BoxInfo:
-        """Gone if the box has been destroyed, whoever did it."""
-        self._live.check_there()
-        return shown(self._live.record, self._live)
+        """Return what is known of the box; Gone if it has been destroyed."""
+        self._live.check_not_gone()
+        return box_info(self._live.record, self._live)
 
     async def state(self) -> State:
-        self._live.check_there()
+        self._live.check_not_gone()
         return self._live.record.state
 
     async def pause(self) -> None:
-        self._live.check_there()
-        await sleeping.pause(self._keeper, self._live)
+        self._live.check_not_gone()
+        await self._keeper.pauser.pause(self._live)
 
     async def resume(self) -> None:
-        self._live.check_there()
-        await sleeping.wake(self._keeper, self._live)
+        self._live.check_not_gone()
+        await self._keeper.pauser.resume(self._live)
 
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""
-        self._live.check_there()
+        self._live.check_not_gone()
         await self._keeper.teardown.stop(self._live, "stopped by a call")
 
     async def rename(self, name: str) -> None:
-        self._live.check_there()
+        self._live.check_not_gone()
         await self._keeper.rename(self._live, name)
 
     async def change(
         self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
     ) -> tuple[str, ...]:
-        """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
+        """Change the live box; return the names of the limits that would need a new one, which stay as they are."""
         await self.begin()
         try:
-            return await update.change(self._keeper, self._live, self._session, retention, idle_timeout_sec, limits)
+            return await self._keeper.updater.change(self._live, self._session, retention, idle_timeout_sec, limits)
         finally:
             self.end()
 
     async def renew(self) -> None:
-        """Extend the lease from now; LeaseLost if it has run out."""
+        """Extend the lease from now on; LeaseLost if it has run out."""
         await self.begin()
         try:
             await self._keeper.renew(self._live)
@@ -275,34 +272,34 @@ class BoxHandle:
         await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 
     async def export(self, file: str | Path) -> Moved:
-        from hutch.keeper import export as moving  # with archives and compression, which few need
+        from hutch.keeper.export import export_box  # It loads archives, which few callers need.
 
-        return await moving.export_box(self, file)
+        return await export_box(self, file)
 
     async def destroy(self) -> None:
-        """LeaseLost if another session has the box by now: it is not ours to end any more."""
+        """Destroy the box; LeaseLost if another session has it by now."""
         if not await self._keeper.destroy(self.id, unless=lambda live: live.held_by_another(self._session)):
-            raise taken_over(self._live.record)
+            raise lease_lost(self._live.record)
         self.close()
 
     def close(self) -> None:
-        """Let go of this handle only: the session keeps its lease until it runs out."""
+        """Close this handle only; the session keeps its lease until it runs out."""
         if self._open:
             self._open = False
             self._live.remove_handle(self._session)
 
 
 class JobHandle:
-    """A job; its handle remembers how far it has read each stream."""
+    """A job. The handle remembers how far it has read each stream."""
 
     def __init__(self, box: "Guard", process: Process, notes: tuple[str, ...] = ()) -> None:
         self._box = box
         self._process = process
         self.notes = notes
-        """What the caller did not get as asked when the job was started."""
+        """What the caller did not get as requested when the job was started."""
         self._cursors = {"stdout": 0, "stderr": 0}
-        self._told: set[str] = set()
-        """What this handle has a receipt for: keystrokes and polls are too many to have one each."""
+        self._recorded: set[str] = set()
+        """Operations that already have a receipt: keystrokes and polls are too many to have one each."""
 
     @property
     def id(self) -> str:
@@ -380,15 +377,15 @@ class JobHandle:
         return result
 
     def _once(self, op: str) -> "AbstractAsyncContextManager[Operation | None]":
-        """The receipt of the first time."""
-        if op in self._told:
+        """Begin an operation with a receipt the first time only."""
+        if op in self._recorded:
             return nullcontext()
-        self._told.add(op)
+        self._recorded.add(op)
         return self._box.operation(op, {"job": self.id})
 
 
 class StreamHandle:
-    """A command read while it runs. Leaving the iteration early kills it; the result is there at the end."""
+    """A command that is read while it runs. Leaving the iteration early kills it; the result is set at the end."""
 
     def __init__(self, box: BoxHandle, order: Command, notes: tuple[str, ...]) -> None:
         self._box = box
@@ -403,12 +400,12 @@ class StreamHandle:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        async with self._box.operation("exec", asked(self._order)) as operation:
+        async with self._box.operation("exec", command_details(self._order)) as operation:
             instance = await self._box.begin()
             process: Process | None = None
             try:
                 process = await instance.start(self._order)
-                if self._order.stdin is None:  # else it was given at the start, and then closed
+                if self._order.stdin is None:  # Otherwise it was given at the start and closed.
                     await process.close_stdin()
                 async for piece in process.follow():
                     yield piece
@@ -417,18 +414,18 @@ class StreamHandle:
             finally:
                 self._box.end()
                 if process is not None:
-                    await asyncio.shield(_put_away(instance, process, ended=self._result is not None))
+                    await asyncio.shield(_clean_up(instance, process, ended=self._result is not None))
 
 
-async def _put_away(instance: Instance, process: Process, *, ended: bool) -> None:
+async def _clean_up(instance: Instance, process: Process, *, ended: bool) -> None:
     if not ended:
         await process.signal(9)
         await process.wait()
     await instance.forget(process.id)
 
 
-def asked(order: Command) -> Details:
-    """What a receipt tells of a command: never its input, nor the values of its environment."""
+def command_details(order: Command) -> Details:
+    """Return what a receipt says about a command: never its input, nor the values of its environment."""
     command = order.command
     details: Details = {
         "command": command if isinstance(command, str) else shlex.join(command),

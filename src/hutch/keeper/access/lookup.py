@@ -1,4 +1,4 @@
-"""How people name a box: by its id, by the beginning of it, or by a name that no other live box of its owner has."""
+"""Lookup of boxes by id, by the beginning of an id, or by a name that is unique among an owner's live boxes."""
 
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper.boxes.live import gone
@@ -10,7 +10,7 @@ SHORTEST_PREFIX = 4
 
 
 async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
-    """The one box `text` means. A name wins over the beginning of an id; two candidates are an error, not a guess."""
+    """Return the one box that `text` means. A name wins over the beginning of an id; two candidates are an error."""
     boxes = [record for record in await store.all() if record.owner == owner]
     for record in boxes:
         if text in (record.id, record.spec.name) and text:
@@ -24,12 +24,14 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
             details={"boxes": sorted(record.id for record in found)},
             remedy=f"write more of it: {', '.join(sorted(record.id for record in found)[:5])}",
         )
-    raise await _absence(store, text, owner)
+    raise await _not_found(store, text, owner)
 
 
 async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
-    """Conflict if another live box of this owner than `but` has the name. That is early and says which; of two at once
-    the store refuses the second, when its record is written."""
+    """Raise Conflict if another live box of this owner than `but` has the name.
+
+    This check comes early and says which box has it. Of two creations at once, the store refuses the second record.
+    """
     if not is_name(name):
         raise Invalid(
             f"{name!r} is no name for a box",
@@ -45,7 +47,7 @@ async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, 
             )
 
 
-async def _absence(store: Store, text: str, owner: str) -> NotFound:
+async def _not_found(store: Store, text: str, owner: str) -> NotFound:
     tombstone = await store.tombstone(BoxId(text)) or await store.find_tombstone(owner, text)
     short = 0 < len(text) < SHORTEST_PREFIX
     if tombstone is not None and tombstone.owner == owner and text and (tombstone.name == text or not short):

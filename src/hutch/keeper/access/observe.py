@@ -1,4 +1,4 @@
-"""Looking at a box without its lease: nothing is pinned, nothing is woken, nothing lives longer for it (P8)."""
+"""Observing a box without its lease: nothing is pinned or resumed, and no clock is extended."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from hutch.errors import Conflict, HutchError, Refused
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.handles import JobHandle
-from hutch.keeper.access.views import shown
+from hutch.keeper.access.views import box_info
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
@@ -22,15 +22,15 @@ from hutch.providers.base import Instance
 
 
 class ObserverGuard:
-    """The guard of an observer."""
+    """Guards the operations of an observer."""
 
     def __init__(self, keeper: Keeper, live: Live) -> None:
         self._keeper = keeper
         self._live = live
 
     async def begin(self) -> Instance:
-        """Only a running box can be looked into: a paused one would have to be woken."""
-        self._live.check_there()
+        """Only a running box can be observed: a paused one would have to be resumed."""
+        self._live.check_not_gone()
         self._keeper.check_owned(self._live)
         if self._live.record.state is not State.RUNNING:
             raise Conflict(describe_state(self._live.record), details={"state": str(self._live.record.state)})
@@ -40,15 +40,15 @@ class ObserverGuard:
         """Nothing was pinned."""
 
     async def failed(self, error: HutchError) -> None:
-        """Whoever works with the box has it looked after."""
+        """The session that works with the box has it checked."""
 
     def operation(self, op: str, details: Details) -> Operation:
-        """Looking leaves a receipt too: who saw what."""
+        """An observation leaves a receipt too, which says who saw what."""
         return self._keeper.operations.begin(self._live, "", op, details)
 
 
 class ObservedFiles(GuardedFiles):
-    """Files that can be read."""
+    """Files that can only be read."""
 
     async def write(
         self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
@@ -75,7 +75,7 @@ class ObservedFiles(GuardedFiles):
 
 
 class ObservedJob(JobHandle):
-    """A job that can be read."""
+    """A job that can only be read."""
 
     async def write(self, data: bytes | str) -> None:
         refuse("write")
@@ -91,7 +91,7 @@ class ObservedJob(JobHandle):
 
 
 class ObservedBox:
-    """The `Box` protocol for whoever only looks."""
+    """The `Box` protocol for an observer."""
 
     notes: tuple[str, ...] = ()
 
@@ -122,8 +122,8 @@ class ObservedBox:
         return await (await self._guard.begin()).usage()
 
     async def info(self) -> BoxInfo:
-        self._live.check_there()
-        return shown(self._live.record, self._live)
+        self._live.check_not_gone()
+        return box_info(self._live.record, self._live)
 
     async def state(self) -> State:
         return self._live.record.state

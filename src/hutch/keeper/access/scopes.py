@@ -1,7 +1,7 @@
-"""How a conversation finds its box: a template and its values, hashed into a key that nobody can collide with.
+"""Scopes: a template and its values, hashed into the key by which a conversation finds its box.
 
 The key covers owner, kind, template and every value the template names, each with its length, so that `{a}_{b}` with
-("x_y", "z") and ("x", "y_z") are two boxes, and two owners never meet. The rendered text is for people only.
+("x_y", "z") and ("x", "y_z") are two boxes, and two owners never share one. The rendered text is for people only.
 """
 
 import os
@@ -25,7 +25,7 @@ READY_MADE = {
     "project": "{sender_id}_{project_id}",
     "task": "{kind}:{user}:{task}",
 }
-"""Scopes by name (B9): personal assistant `user`; customer service across pipelines `user`; employee tool `user`;
+"""Scopes by name: personal assistant `user`; customer service across pipelines `user`; employee tool `user`;
 shared group assistant `chat`; group isolated per user `user_in_chat`; teaching across channels `user`;
 one-off `message`; several projects `project`."""
 
@@ -33,14 +33,14 @@ _FIELD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Scope(Record, frozen=True, kw_only=True):
-    """One conversation's place: the key its box is found by, and the text that people see."""
+    """The key of a conversation's box, and the text that people see."""
 
     key: str
     shown: str
 
 
 def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str = "") -> Scope:
-    """A template variable that was not given is an error, never a shared box called "unknown" (lesson 33)."""
+    """Return the scope of a template. A missing value is an error, never a shared box called "unknown"."""
     given = {"global": "global", **({"kind": kind} if kind else {}), **values}
     if template == "task":
         given["task"] = _task(given)
@@ -63,7 +63,7 @@ def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str 
 
 
 def _task(given: Mapping[str, object]) -> object:
-    """Of an app, desktop or execution box: the one that is named, else the conversation, else a new one (S2)."""
+    """Return the task of a box: the one that is named, else the conversation, else a new one."""
     return given.get("task") or given.get("conversation_id") or os.urandom(8).hex()
 
 

@@ -1,4 +1,4 @@
-"""Sessions: which box is current for each, which is an owner's default, and how a call finds its box."""
+"""Sessions: the current box of each session, the default boxes of an owner, and how a call finds its box."""
 
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,14 @@ class Sessions:
         self._keeper = keeper
         self._store = store
         self._finding = KeyedLocks()
-        """By owner and session, while a call finds its box: of two at once the second finds what the first made."""
+        """Locks by owner and session: of two calls at once, the second finds the box that the first created."""
 
     async def current(self, session: str, owner: str = LOCAL_OWNER) -> str | None:
-        """Its id; it may have gone meanwhile."""
-        return await self._noted(CURRENT, f"{owner}/{session}")
+        """Return the id of the current box, which may be gone by now."""
+        return await self._read_note(CURRENT, f"{owner}/{session}")
 
     async def switch(self, session: str, box_id: str, owner: str = LOCAL_OWNER, *, takeover: bool = False) -> Live:
-        """Make a box current; the session holds its lease from now on (P6)."""
+        """Make a box current; the session holds its lease from now on."""
         live = await self._keeper.live(box_id)
         with live.pending_handle(session):
             await self._keeper.acquire(box_id, session, takeover=takeover)
@@ -48,17 +48,17 @@ class Sessions:
                 return
 
     async def default(self, owner: str = LOCAL_OWNER, provider: str = "") -> str | None:
-        """The owner's default box on that provider, else its default anywhere (P3)."""
-        return await self._noted(DEFAULT, f"{owner}/{provider}") or await self._noted(DEFAULT, f"{owner}/")
+        """Return the owner's default box on that provider, else its default on any."""
+        return await self._read_note(DEFAULT, f"{owner}/{provider}") or await self._read_note(DEFAULT, f"{owner}/")
 
     async def set_default(self, box_id: str, owner: str = LOCAL_OWNER, provider: str = "") -> None:
         await self._keeper.live(box_id)
         await self._store.put_note(DEFAULT, f"{owner}/{provider}", box_id.encode())
 
     async def find_or_create(self, session: str, spec: Spec, owner: str = LOCAL_OWNER) -> tuple[Live, tuple[str, ...]]:
-        """The box a call of this session works in: its current one, else the default, else a new one.
+        """Return the box that a call of this session uses: its current one, else the default, else a new one.
 
-        A box that is busy, broken or gone is not a crash: the next one is tried, and the notes say so (P7).
+        If a box is busy, broken or gone, the next one is tried, and the notes say so.
         """
         async with self._finding.lock(owner, session):
             return await self._find_or_create(session, spec, owner)
@@ -94,6 +94,6 @@ class Sessions:
         except (NotFound, HeldElsewhere, Conflict) as error:
             return None, f"the {kind} box cannot be used: {error.message}"
 
-    async def _noted(self, kind: str, key: str) -> str | None:
+    async def _read_note(self, kind: str, key: str) -> str | None:
         body = (await self._store.notes(kind)).get(key)
         return body.decode() if body is not None else None

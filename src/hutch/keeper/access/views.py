@@ -1,28 +1,35 @@
-"""What the keeper shows of its boxes and of itself, to every surface alike."""
+"""What every surface shows of the keeper's boxes, and of the keeper itself."""
 
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import hutch
-from hutch.keeper.boxes.clocks import UP
+from hutch.config import Config
+from hutch.keeper.boxes.clocks import CLOCKED_STATES
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
-from hutch.keeper.engines import Choice
-from hutch.keeper.keeper import Keeper
+from hutch.keeper.engines import EngineChoice, Engines
+from hutch.keeper.receipts.receipts import Receipts
+from hutch.keeper.store.store import Store
+from hutch.keeper.takeover.liveness import Liveness
 from hutch.model.boxes import BoxInfo
+from hutch.model.ids import BoxId
 from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.model.status import Status
 
 
-def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
-    """A box as others may see it: no secret, no lease that has run out. `elsewhere`: another live keeper has it."""
+def box_info(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
+    """Return a box as others may see it, without secrets and expired leases.
+
+    `elsewhere` means that another live keeper has it.
+    """
     now = time.time()
     used_at = record.used_at if live is None else now - time.monotonic() + live.last_used
     lease = record.lease
-    ends = _ends(record, live, now, used_at, elsewhere=elsewhere)
+    ends = _end_times(record, live, now, used_at, elsewhere=elsewhere)
     trouble = "" if live is None or live.instance is None else live.instance.trouble()
     return BoxInfo(
         id=record.id,
@@ -42,11 +49,11 @@ def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = Fals
     )
 
 
-def _ends(record: BoxRecord, live: Live | None, now: float, used_at: float, *, elsewhere: bool) -> list[float]:
-    """When each of its clocks would end the box, if nobody used it from now on."""
+def _end_times(record: BoxRecord, live: Live | None, now: float, used_at: float, *, elsewhere: bool) -> list[float]:
+    """Return when each of its clocks would end the box, if nobody used it from now on."""
     ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
-    # The dead-man's clock stands still while a keeper is here, and begins anew when it leaves. A box that is left and
-    # has outlived its clock is kept by a job.
+    # The dead-man's clock stands still while a keeper is here, and starts again when it leaves. A box that was left
+    # and has outlived its clock is kept by a job.
     if (
         record.left_at
         and not elsewhere
@@ -54,53 +61,75 @@ def _ends(record: BoxRecord, live: Live | None, now: float, used_at: float, *, e
         and (live is not None or record.is_waiting(now))
     ):
         ends.append((record.left_at if live is None else now) + record.grace_sec)
-    if live is not None and record.spec.idle_timeout_sec and record.state in UP:
+    if live is not None and record.spec.idle_timeout_sec and record.state in CLOCKED_STATES:
         ends.append((now if live.in_use(now) else used_at) + record.spec.idle_timeout_sec)
     return ends
 
 
-async def shown_anywhere(keeper: Keeper, record: BoxRecord) -> BoxInfo:
-    """A box of the store, whoever keeps it."""
-    ours = keeper.held(record.id)
-    if ours is not None:
-        return shown(ours.record, ours)
-    return shown(record, elsewhere=await keeper.liveness.alive(record.keeper))
+class Views:
+    """Reads boxes of the store and the condition of the keeper. Looking at a box extends none of its clocks."""
 
+    def __init__(
+        self,
+        keeper_id: str,
+        config: Config,
+        store: Store,
+        engines: Engines,
+        liveness: Liveness,
+        receipts: Receipts,
+        boxes: dict[BoxId, Live],
+    ) -> None:
+        """`boxes` is the keeper's own dictionary."""
+        self._keeper_id = keeper_id
+        self._config = config
+        self._store = store
+        self._engines = engines
+        self._liveness = liveness
+        self._receipts = receipts
+        self._boxes = boxes
 
-async def all_shown(keeper: Keeper, owner: str | None) -> tuple[BoxInfo, ...]:
-    """Every box of the store that is this owner's, oldest first; None: of all owners. Looking extends nothing."""
-    found = [record for record in await keeper.store.all() if owner in (None, record.owner)]
-    return tuple([await shown_anywhere(keeper, record) for record in sorted(found, key=lambda each: each.created_at)])
+    async def box(self, record: BoxRecord) -> BoxInfo:
+        """Return a box of the store, whoever keeps it."""
+        ours = self._boxes.get(record.id)
+        if ours is not None:
+            return box_info(ours.record, ours)
+        return box_info(record, elsewhere=await self._liveness.alive(record.keeper))
 
+    async def boxes(self, owner: str | None) -> tuple[BoxInfo, ...]:
+        """Return every box of the store that is this owner's, oldest first; None means all owners."""
+        found = [record for record in await self._store.all() if owner in (None, record.owner)]
+        return tuple([await self.box(record) for record in sorted(found, key=lambda each: each.created_at)])
 
-async def condition(keeper: Keeper, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
-    """Whether the keeper can make boxes: status, readiness, tools and MCP hosting all rest on it (lesson 41). `boxes`
-    are those the caller may count."""
-    from hutch.model.status import Condition, Status
+    async def status(self, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
+        """Return whether the keeper can create boxes; status, readiness, tools and MCP hosting all rest on this.
 
-    config = keeper.config
-    states = Counter(str(record.state) for record in boxes)
-    choice = await keeper.engines.available() if config.enabled else Choice("", {})
-    state, reason, remedy = Condition.READY, "", ""
-    if not config.enabled:
-        state, reason, remedy = Condition.DISABLED, "enabled = false in the configuration", "set enabled = true"
-    elif not choice.provider:
-        state, reason, remedy = Condition.UNAVAILABLE, choice.reason, choice.remedy
-    elif keeper.liveness.lapsed():
-        state, reason = Condition.DEGRADED, "the store does not answer"
-        remedy = "boxes that others could take over answer again when the store is back"
-    elif keeper.receipts.queue is not None and keeper.receipts.queue.failing:
-        state, reason = Condition.DEGRADED, "receipts cannot be written"
-        remedy = "look at the disk or database that holds them: when too many wait, nothing more is done"
-    elif choice.passed:
-        passed = "; ".join(f"{name}: {why}" for name, why in choice.passed.items())
-        state, reason = Condition.DEGRADED, f"provider {choice.provider} stands in ({passed})"
-        remedy = "hutch doctor"
-    elif states[State.UNKNOWN]:
-        state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
-        remedy = "look at their reasons: hutch box list"
-    return Status(
-        state=state, enabled=config.enabled, available=state in (Condition.READY, Condition.DEGRADED), reason=reason,
-        remedy=remedy, provider=choice.provider or config.provider, version=hutch.__version__, keeper=keeper.id,
-        uptime_sec=time.time() - since, boxes=dict(states),
-    )  # fmt: skip
+        `boxes` are those that the caller may count.
+        """
+        from hutch.model.status import Condition, Status
+
+        config = self._config
+        states = Counter(str(record.state) for record in boxes)
+        choice = await self._engines.available() if config.enabled else EngineChoice("", {})
+        state, reason, remedy = Condition.READY, "", ""
+        if not config.enabled:
+            state, reason, remedy = Condition.DISABLED, "enabled = false in the configuration", "set enabled = true"
+        elif not choice.provider:
+            state, reason, remedy = Condition.UNAVAILABLE, choice.reason, choice.remedy
+        elif self._liveness.lapsed():
+            state, reason = Condition.DEGRADED, "the store does not answer"
+            remedy = "boxes that others could take over answer again when the store is back"
+        elif self._receipts.queue is not None and self._receipts.queue.failing:
+            state, reason = Condition.DEGRADED, "receipts cannot be written"
+            remedy = "look at the disk or database that holds them: when too many wait, nothing more is done"
+        elif choice.passed:
+            passed = "; ".join(f"{name}: {why}" for name, why in choice.passed.items())
+            state, reason = Condition.DEGRADED, f"provider {choice.provider} stands in ({passed})"
+            remedy = "hutch doctor"
+        elif states[State.UNKNOWN]:
+            state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
+            remedy = "look at their reasons: hutch box list"
+        return Status(
+            state=state, enabled=config.enabled, available=state in (Condition.READY, Condition.DEGRADED),
+            reason=reason, remedy=remedy, provider=choice.provider or config.provider, version=hutch.__version__,
+            keeper=self._keeper_id, uptime_sec=time.time() - since, boxes=dict(states),
+        )  # fmt: skip

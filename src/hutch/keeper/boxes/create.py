@@ -1,4 +1,4 @@
-"""How a box comes to be: room, intent, engine, running; and nothing left of one that failed on the way."""
+"""Creation of boxes: capacity, intent, engine, running. Nothing remains of a box that failed on the way."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.volumes import Volumes
 from hutch.logs import conceal, log
-from hutch.model.boxes import Lease
+from hutch.model.boxes import EventCause, Lease
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import EffectiveSpec, MountMode, Order, Spec
 from hutch.model.state import State
@@ -25,7 +25,7 @@ from hutch.providers.base import Provider
 
 
 class Creator:
-    """Makes boxes into the keeper's own dictionary `boxes`."""
+    """Creates and restores boxes. `boxes` is the keeper's own dictionary, to which new boxes are added."""
 
     def __init__(
         self,
@@ -49,32 +49,34 @@ class Creator:
         self._boxes = boxes
         self._liveness = liveness
 
-    async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
-        """A running box. An engine that fails is stood in for by the next that may; if none is left, or the caller is
-        cancelled, nothing of the box remains."""
+    async def create(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
+        """Return a running box. If its engine fails, the next one that may is tried.
+
+        If none is left, or the caller is cancelled, nothing of the box remains.
+        """
         failed: dict[str, str] = {}
         while True:
             with telemetry.step("hutch.create.policy"):
                 provider, effective = await self._engines.decide(spec, failed)
             try:
                 with telemetry.step("hutch.create", profile=effective.profile, provider=effective.provider):
-                    live = await self._make(provider, effective, lease, owner, key)
+                    live = await self._create_on(provider, effective, lease, owner, key)
             except (Unavailable, EngineError) as error:
-                self._engines.failed(effective.provider, error.message)
+                self._engines.record_failure(effective.provider, error.message)
                 failed[effective.provider] = error.message
-                if not self._engines.others(spec, failed):
+                if not self._engines.has_alternative(spec, failed):
                     raise
                 log("keeper").warning("provider failed, another stands in", provider=effective.provider, error=error)
             else:
-                self._engines.worked(effective.provider)
+                self._engines.record_success(effective.provider)
                 return live
 
-    async def _make(
+    async def _create_on(
         self, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
     ) -> Live:
         box_id = new_box_id()
         with telemetry.step("hutch.create.record"):
-            # Capacity first: the order names places, which must not go before the box is counted among their users.
+            # Capacity first: a volume named in the order must not be removed before the box counts as its user.
             async with self._capacity.reserve(box_id, owner, effective):
                 live, order = await self._open(box_id, provider, effective, lease, owner, key)
         try:
@@ -83,7 +85,7 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             elif live.instance is not None:
-                # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
+                # Another keeper took this one for dead and removed the record before the engine had the box.
                 await run_uncancelled(provider.destroy(live.instance.record))
             raise
         return live
@@ -91,7 +93,7 @@ class Creator:
     async def _open(
         self, box_id: BoxId, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
     ) -> tuple[Live, Order]:
-        """The box on record, and what the engine is to make."""
+        """Write the record of a new box; return it with the order for the engine."""
         now = time.time()
         grace = orphan_grace(self._config, effective, key)
         order = await self.order(box_id, effective, owner, now, grace)
@@ -105,7 +107,7 @@ class Creator:
         conceal(live.secrets)
 
         def opened() -> None:
-            """From then on the box is ours to make or to clean up."""
+            """From then on this keeper must finish the box or clean it up."""
             self._boxes[box_id] = live
 
         try:
@@ -114,21 +116,57 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await run_uncancelled(self._skills.on_destroyed(record))  # no record exists, but its mounts do
+                # The box has no record, but its mounts were prepared.
+                await run_uncancelled(self._skills.on_destroyed(record))
             raise
         return live, order
 
     async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float) -> Order:
-        """With the host places the box may show, checked now: they may have changed since it was stopped."""
-        places = self._engines.places(spec)
+        """Return the order for the engine, with the host mounts checked now: they may have changed since a stop."""
+        places = self._engines.check_mounts(spec)
         kind, _, volume = spec.workspace.source.partition(":")
         if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
-            places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
+            places = places.but(workspace=await self._volumes.check_mount(volume, spec.workspace.mode, owner))
         places = await self._skills.add_mount(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
+
+    async def order_again(self, record: BoxRecord) -> Order:
+        """Return the order for a box that existed before.
+
+        The values of its secrets were never written, so it comes back without them: a program would take the mask
+        that the record has in their place for a password.
+        """
+        if names := sorted(record.spec.secrets):
+            log("keeper").warning("a restored box has no secrets: they are not kept", box=record.id, names=names)
+        spec = record.spec.but(secrets={})
+        return await self.order(record.id, spec, record.owner, record.created_at, record.grace_sec)
+
+    async def restore(self, live: Live) -> None:
+        """Start a stopped persistent box again, with its files."""
+        async with live.state_lock:
+            if live.record.state is not State.STOPPED:
+                return
+            if live.record.sealed_env:
+                raise Unavailable(
+                    f"box {live.record.id} cannot start: its environment is sealed with a key that is not here",
+                    retryable=False, remedy="put the state directory's state.key back from the backup",
+                )  # fmt: skip
+            await self._states.change(live.record, State.RESTORING, into=live, reason="used")
+            provider = self._engines.provider(live.record.instance.provider)
+            try:
+                order = await self.order_again(live.record)
+                live.instance = await provider.restore(order, live.record.instance)
+            except HutchError as error:
+                await self._states.change(live.record, State.STOPPED, into=live, reason=error.message)
+                raise
+            await self._states.change(
+                live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record,
+                skills_mounted=shows_skills(order),
+            )  # fmt: skip
+        await self._skills.ensure_shown(live)
 
     async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
         with telemetry.step("hutch.create.engine", provider=provider.name):
@@ -141,12 +179,12 @@ class Creator:
         live.last_checked = time.monotonic()
 
     async def _abandon(self, live: Live, provider: Provider, error: BaseException) -> None:
-        """Creation failed: resources first, then the record; the quota is free again."""
+        """Clean up after a failed creation: resources first, then the record; then the quota is free again."""
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "creation was cancelled" if cancelled else f"creation failed: {error}"
         async with live.state_lock:
             if live.record.id not in self._boxes:
-                return  # somebody destroyed it while it was being made, which is why it failed
+                return  # It failed because somebody destroyed it meanwhile.
             try:
                 ours = await self._doom(live, reason, error)
                 if live.instance is not None:
@@ -154,7 +192,7 @@ class Creator:
                     live.instance = None
                 await provider.destroy(live.record.instance)
                 if ours:
-                    await self._states.forget(live.record, reason)
+                    await self._states.forget(live.record, reason, EventCause.CREATION_FAILED)
                 del self._boxes[live.record.id]
                 self._capacity.notify_freed()
                 await self._skills.on_destroyed(live.record)
@@ -162,14 +200,19 @@ class Creator:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
 
     async def _doom(self, live: Live, reason: str, error: BaseException) -> bool:
-        """False: another keeper has the record. It took us for dead and destroys what is half made, perhaps before
-        that was there; so we destroy it too."""
+        """Mark the box as being destroyed. False means that another keeper has taken the record over.
+
+        That keeper took this one for dead and destroys the half-made box, perhaps before the engine had it, so this
+        keeper destroys it too.
+        """
         if live.record.state is State.STOPPING:
             return True
         try:
-            await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
+            await self._states.change(
+                live.record, State.STOPPING, into=live, reason=reason, cause=EventCause.CREATION_FAILED, doomed=True
+            )
         except Conflict:
             if isinstance(error, Unavailable):
-                raise  # the record may be further than we know, and tell of a whole box
+                raise  # The record may already describe a finished box.
             return False
         return True

@@ -7,57 +7,67 @@ from collections.abc import Awaitable, Callable
 from hutch.errors import Conflict, HutchError
 from hutch.keeper.access.leases import surviving_lease
 from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.pause import Pauser
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
 from hutch.logs import log
+from hutch.model.boxes import EventCause
 from hutch.model.ids import BoxId
 from hutch.model.spec import Retention
 from hutch.model.state import State
 
 Hook = Callable[[BoxRecord], Awaitable[None]]
 Unless = Callable[[Live], bool]
-"""True: the box stays. It may raise instead, to say why."""
+"""Returns True to spare the box. It may raise instead, to say why."""
 
-TRIES = 3
+DESTROY_ATTEMPTS = 3
+_KEEPER_CLOSED = "its keeper closed"
 
 
 class Teardown:
-    """Destroys and stops; `boxes` is the keeper's own dictionary, from which a box that is gone is taken."""
+    """Destroys, stops and leaves boxes. `boxes` is the keeper's own dictionary, from which ended boxes are removed."""
 
-    def __init__(self, states: States, engines: Engines, boxes: dict[BoxId, Live]) -> None:
+    def __init__(self, states: States, engines: Engines, pauser: Pauser, boxes: dict[BoxId, Live]) -> None:
         self._states = states
         self._engines = engines
+        self._pauser = pauser
         self._boxes = boxes
         self.destroyed_hooks: list[Hook] = []
-        """Run after every destruction, on every path (P10)."""
+        """Run after every destruction, on every path."""
         self.on_destroyed: list[Callable[[Live], None]] = []
-        """The keeper's own parts that must know at once."""
+        """Called at once for the keeper's own parts, before the hooks."""
 
-    async def destroy(self, live: Live, reason: str, unless: Unless | None = None) -> bool:
-        """Whoever comes second waits for the first, and finds the box gone. `unless` is asked when no other change is
-        under way: what was true before may be so no more. False: it was, and the box lives."""
-        return await run_uncancelled(self._destroy(live, reason, unless))
+    async def destroy(self, live: Live, reason: str, cause: EventCause, unless: Unless | None = None) -> bool:
+        """Destroy a box. A second caller waits for the first, and finds the box gone.
 
-    async def _destroy(self, live: Live, reason: str, unless: Unless | None) -> bool:
+        `unless` is asked while no other change is under way, because what was true before may have changed. False is
+        returned if it spared the box.
+        """
+        return await run_uncancelled(self._destroy(live, reason, cause, unless))
+
+    async def _destroy(self, live: Live, reason: str, cause: EventCause, unless: Unless | None) -> bool:
         async with live.state_lock:
             if live.record.id not in self._boxes:
                 return True
             if unless is not None and unless(live):
                 return False
+            live.end_cause = cause
             if live.record.state is not State.STOPPING:
-                await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
-            elif not live.record.doomed:  # a stop that failed half-way
+                await self._states.change(
+                    live.record, State.STOPPING, into=live, reason=reason, cause=cause, doomed=True
+                )
+            elif not live.record.doomed:  # A stop has failed half-way.
                 await self._states.update(live.record, into=live, doomed=True)
-            await self._let_go(live)
-            await self._at_engine(live)
-            live.tombstone = await self._states.forget(live.record, reason)
+            await self._close_instance(live)
+            await self._destroy_at_engine(live)
+            live.tombstone = await self._states.forget(live.record, reason, cause)
             del self._boxes[live.record.id]
-        for told in self.on_destroyed:
-            told(live)
+        for notify in self.on_destroyed:
+            notify(live)
         for hook in self.destroyed_hooks:
-            await self._call(hook, live.record)
+            await self._run_hook(hook, live.record)
         return True
 
     async def stop(self, live: Live, reason: str) -> None:
@@ -74,67 +84,64 @@ class Teardown:
             if live.record.state not in (State.RUNNING, State.PAUSED):
                 raise Conflict(describe_state(live.record))
             await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
-            await self._let_go(live)
+            await self._close_instance(live)
             await self._engines.provider(live.record.instance.provider).stop(live.record.instance)
             lease = surviving_lease(live.record.lease)
             await self._states.change(live.record, State.STOPPED, into=live, reason=reason, lease=lease)
 
     async def close(self, live: Live, *, visiting: bool) -> None:
-        """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper, stopped.
+        """End a box with its keeper: temporary boxes are destroyed, persistent ones stopped for the next keeper.
 
-        A conversation's box is left to itself, and so is whatever a visiting keeper used, or an earlier one left.
+        A conversation's box is left to itself, and so is whatever a visiting keeper used or an earlier keeper left.
         """
-        record, reason = live.record, "its keeper closed"
+        record = live.record
         runs = record.state in (State.RUNNING, State.PAUSED)
         persistent = record.spec.retention is Retention.PERSISTENT
         try:
             if visiting or record.left_at:
                 await self.leave(live)
             elif record.is_scoped and runs and not persistent:
-                await self._wake(live)  # the clock of a frozen box stands still, so it would never end
+                # The clock of a frozen box stands still, so it would never end.
+                await self._pauser.resume(live, _KEEPER_CLOSED)
                 await self.leave(live)
             elif not persistent:
-                await self.destroy(live, reason)
+                await self.destroy(live, _KEEPER_CLOSED, EventCause.SHUTDOWN)
             elif runs:
-                await self.stop(live, reason)
+                await self.stop(live, _KEEPER_CLOSED)
         except HutchError as error:
             log("keeper").error("box not ended at close", box=record.id, error=str(error))
 
-    async def _wake(self, live: Live) -> None:
-        async with live.state_lock:
-            if live.record.state is State.PAUSED:
-                await live.running.resume()
-                await self._states.change(live.record, State.RUNNING, into=live, reason="its keeper closed")
-
     async def leave(self, live: Live) -> None:
-        """Leave one box to itself: it lives by its dead-man's clock, and by its jobs, until somebody asks for it. No
-        keeper takes it over unasked before that clock has run out, and none ends it by closing."""
+        """Leave one box to itself: it lives by its dead-man's clock, and by its jobs, until somebody asks for it.
+
+        No keeper takes it over unasked before that clock has run out, and none ends it by closing.
+        """
         async with live.state_lock:
             if self._boxes.pop(live.record.id, None) is None:
                 return
             now = time.time()
-            used = now - (time.monotonic() - live.last_used)
+            used_at = now - (time.monotonic() - live.last_used)
             try:
-                await self._states.update(live.record, into=live, left_at=now, used_at=used)
+                await self._states.update(live.record, into=live, left_at=now, used_at=used_at)
                 if live.instance is not None and live.record.state is State.RUNNING:
                     await live.instance.work_alone()
             except HutchError as error:
                 log("keeper").warning("box left without a note", box=live.record.id, error=str(error))
-            await self._let_go(live)
+            await self._close_instance(live)
 
-    async def _let_go(self, live: Live) -> None:
+    async def _close_instance(self, live: Live) -> None:
         if live.instance is not None:
             await live.instance.close()
             live.instance = None
 
-    async def _at_engine(self, live: Live) -> None:
-        """Bounded tries; then the box is `error`, inspectable, and still counted while its resource lives (P9)."""
+    async def _destroy_at_engine(self, live: Live) -> None:
+        """Try a few times; then the box is in state `error`, and still counts while its resource exists."""
         provider = self._engines.provider(live.record.instance.provider)
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, DESTROY_ATTEMPTS + 1):
             try:
                 await provider.destroy(live.record.instance)
             except HutchError as error:
-                if attempt == TRIES:
+                if attempt == DESTROY_ATTEMPTS:
                     reason = f"could not be destroyed: {error.message}"
                     await self._states.change(live.record, State.ERROR, into=live, reason=reason)
                     raise
@@ -142,8 +149,8 @@ class Teardown:
             else:
                 return
 
-    async def _call(self, hook: Hook, record: BoxRecord) -> None:
+    async def _run_hook(self, hook: Hook, record: BoxRecord) -> None:
         try:
             await hook(record)
-        except Exception as error:  # an application's hook: its failure is reported, the box is gone all the same
+        except Exception as error:  # A failing hook of an application is reported; the box is gone all the same.
             log("keeper").error("destroyed hook failed", box=record.id, error=repr(error))

@@ -10,49 +10,41 @@ from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
 from hutch.keeper.access.leases import holds
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.boxes.states import describe_state
+from hutch.model.boxes import EventCause
 from hutch.model.state import State
 from hutch.providers.base import Instance
 
 
 class FoundBox(NamedTuple):
-    """The box of a key, and whether it was there before."""
+    """The box of a key, and whether it existed before."""
 
     live: "Live"
-    was_there: bool
+    existed: bool
 
 
 class Live:
-    """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
+    """One box that this keeper holds. An operation pins it, so that no clock ends it meanwhile."""
 
-    __slots__ = (
-        "created_hooks_lock",
-        "handles",
-        "instance",
-        "last_checked",
-        "last_used",
-        "pins",
-        "record",
-        "secrets",
-        "state_lock",
-        "tombstone",
-        "trouble",
-    )  # fmt: skip
+    __slots__ = ("created_hooks_lock", "end_cause", "handles", "instance", "last_checked", "last_used", "pins",
+                 "record", "secrets", "state_lock", "tombstone", "trouble")  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
         self.secrets = secrets
-        """Kept out of every log line while the box lives; the record has only their names."""
+        """Redacted from every log line while the box lives; the record has only their names."""
         self.instance: Instance | None = None
         self.tombstone: Tombstone | None = None
-        """What stays of the box when it is gone: whoever still has a handle is told."""
+        """Set when the box is gone, so that open handles can say when and why."""
+        self.end_cause = EventCause.OTHER
+        """Why the box was last asked to be destroyed; a later attempt that finishes the work reports it again."""
         self.pins = 0
         self.handles: dict[str, int] = {}
-        """Open handles in this process by session: while the holder has any, its lease is kept alive."""
+        """Open handles in this process by session: while the holder has any, its lease is renewed."""
         self.last_used = time.monotonic()
         self.last_checked = 0.0
         """When a health check last passed (monotonic)."""
         self.trouble = ""
-        """What an event has told to be wrong with it (`Instance.trouble`)."""
+        """The trouble (`Instance.trouble`) that an event has already reported."""
         self.created_hooks_lock = asyncio.Lock()
         """Held while the application's `created` hooks run, so that two callers do not run them at once."""
         self.state_lock = asyncio.Lock()
@@ -61,23 +53,23 @@ class Live:
 
     def pin(self, epoch: int) -> None:
         """Begin an operation under `epoch`; every pin needs its `unpin`."""
-        self.check_there()
+        self.check_not_gone()
         record = self.record
         if record.epoch != epoch:
-            raise taken_over(record, {"epoch": record.epoch, "yours": epoch})
+            raise lease_lost(record, {"epoch": record.epoch, "yours": epoch})
         if record.state is not State.RUNNING and record.state is not State.PAUSED:
             kind = BoxBroken if record.state is State.ERROR else Conflict
             raise kind(describe_state(record), details={"state": str(record.state)})
         self.pins += 1
 
-    def check_there(self) -> None:
-        """Gone if the box has been destroyed."""
-        if self.tombstone is not None:
-            raise gone(self.tombstone)
-
     def unpin(self) -> None:
         self.pins -= 1
         self.last_used = time.monotonic()
+
+    def check_not_gone(self) -> None:
+        """Raise Gone if the box has been destroyed."""
+        if self.tombstone is not None:
+            raise gone(self.tombstone)
 
     def add_handle(self, session: str) -> None:
         self.handles[session] = self.handles.get(session, 0) + 1
@@ -89,7 +81,7 @@ class Live:
 
     @contextmanager
     def pending_handle(self, session: str) -> Iterator[None]:
-        """A handle of this session is on its way, and counts: what is decided meanwhile must not pass it by."""
+        """Count a handle that is about to be opened, so that no decision made meanwhile overlooks it."""
         self.add_handle(session)
         try:
             yield
@@ -109,6 +101,7 @@ class Live:
 
     @property
     def running(self) -> Instance:
+        """The instance; Conflict if the box has none now."""
         if self.instance is None:
             raise Conflict(describe_state(self.record), details={"state": str(self.record.state)})
         return self.instance
@@ -118,7 +111,7 @@ class Live:
         return lease is not None and not holds(lease, session) and lease.live(time.time())
 
 
-def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -> LeaseLost:
+def lease_lost(record: BoxRecord, details: Mapping[str, Detail] | None = None) -> LeaseLost:
     return LeaseLost(
         f"box {record.id} was taken over by another session",
         remedy="attach to it again, or create a box of your own",
@@ -127,7 +120,7 @@ def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -
 
 
 def gone(tombstone: Tombstone) -> Gone:
-    """ "box x has been destroyed: idle for 600 s" (P4)."""
+    """Return the error that says when and why a box was destroyed."""
     name = f" ({tombstone.name})" if tombstone.name else ""
     return Gone(
         f"box {tombstone.id}{name} has been destroyed: {tombstone.reason}",

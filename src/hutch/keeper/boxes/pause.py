@@ -1,51 +1,64 @@
-"""Boxes that sleep: paused while nobody works in them, woken by whoever uses them."""
+"""Paused boxes: frozen while nobody works in them, resumed by whoever uses them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from hutch.errors import Conflict, Unsupported
 from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.states import States
+from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
 from hutch.model.capabilities import Pause
 from hutch.model.state import State
 
-if TYPE_CHECKING:
-    from hutch.keeper.keeper import Keeper
+
+class Pauser:
+    """Pauses and resumes boxes."""
+
+    def __init__(self, states: States, engines: Engines, check_owned: Callable[[Live], None]) -> None:
+        self._states = states
+        self._engines = engines
+        self._check_owned = check_owned
+
+    async def pause(self, live: Live, reason: str = "paused by a call") -> None:
+        """Freeze a box.
+
+        Raises:
+            Conflict: An operation runs in the box.
+            Unsupported: The engine cannot pause boxes.
+        """
+        name = live.record.instance.provider
+        known = await self._engines.capabilities(name)
+        if known.usable and known.pause is Pause.NONE:
+            raise Unsupported(f"provider {name} cannot pause a box")
+        await run_uncancelled(self._pause(live, reason))
+
+    async def _pause(self, live: Live, reason: str) -> None:
+        """Write the record first, then freeze the box.
+
+        An operation that begins after the write resumes the box, and so waits until it is frozen. A keeper that dies
+        between the two leaves a box that the next keeper resumes, frozen or not.
+        """
+        async with live.state_lock:
+            self._check_owned(live)
+            if live.record.state is State.PAUSED:
+                return
+            _check_no_operation(live)
+            await self._states.change(live.record, State.PAUSED, into=live, reason=reason)
+            try:
+                _check_no_operation(live)  # One may have begun during the write.
+                await live.running.pause()
+            except BaseException as error:
+                await self._states.change(live.record, State.RUNNING, into=live, reason=f"not paused: {error}")
+                raise
+
+    async def resume(self, live: Live, reason: str = "used") -> None:
+        """Let a paused box run again."""
+        async with live.state_lock:
+            if live.record.state is State.PAUSED:
+                await live.running.resume()
+                await self._states.change(live.record, State.RUNNING, into=live, reason=reason)
 
 
-async def pause(keeper: "Keeper", live: Live, reason: str = "paused by a call") -> None:
-    """Conflict while an operation runs, Unsupported where the engine cannot."""
-    name = live.record.instance.provider
-    known = await keeper.engines.capabilities(name)
-    if known.usable and known.pause is Pause.NONE:
-        raise Unsupported(f"provider {name} cannot pause a box")
-    await run_uncancelled(_pause(keeper, live, reason))
-
-
-async def _pause(keeper: "Keeper", live: Live, reason: str) -> None:
-    """The record comes first. An operation that begins from then on wakes the box, and so waits until it is frozen;
-    and a keeper that dies in between leaves a box that the next one wakes, frozen or not."""
-    async with live.state_lock:
-        keeper.check_owned(live)
-        if live.record.state is State.PAUSED:
-            return
-        _check_rest(live)
-        await keeper.states.change(live.record, State.PAUSED, into=live, reason=reason)
-        try:
-            _check_rest(live)  # one may have begun while that was being written
-            await live.running.pause()
-        except BaseException as error:
-            await keeper.states.change(live.record, State.RUNNING, into=live, reason=f"not paused: {error}")
-            raise
-
-
-def _check_rest(live: Live) -> None:
+def _check_no_operation(live: Live) -> None:
     if live.pins:
         raise Conflict(f"box {live.record.id} is working: {live.pins} operations run", retryable=True)
-
-
-async def wake(keeper: "Keeper", live: Live) -> None:
-    """A paused box runs again because somebody uses it."""
-    async with live.state_lock:
-        if live.record.state is State.PAUSED:
-            await live.running.resume()
-            await keeper.states.change(live.record, State.RUNNING, into=live, reason="used")

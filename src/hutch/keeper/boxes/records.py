@@ -1,4 +1,4 @@
-"""What the keeper remembers of a box: the one durable record, and its tombstone."""
+"""The durable record of a box, and its tombstone."""
 
 from typing import Self
 
@@ -14,11 +14,12 @@ from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 
 SCHEMA = 2
-"""2: the environment may be sealed."""
+"""Since schema 2, the environment may be sealed."""
 LOCAL_OWNER = "local"
 POOL_OWNER = ""
+"""Pool boxes belong to nobody until they are claimed."""
 SCOPE_KEY = "scope:"
-"""How the key of a conversation's box begins; the keys that callers choose for their creations do not."""
+"""Prefix of the keys of conversations' boxes; keys that callers choose for their creations do not have it."""
 
 
 class BoxRecord(Record, frozen=True, kw_only=True):
@@ -29,39 +30,39 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     owner: str = LOCAL_OWNER
     keeper: str
     place: str = ""
-    """Where it can be reached from: a keeper's place (`Liveness.place`), or "" for every one that sees this record."""
+    """The place (`Liveness.place`) whose keepers can reach the box; "" if every keeper of the store can."""
     state: State
     version: int = 1
     reason: str = ""
     spec: EffectiveSpec
-    """As people may see it: secrets keep their names only."""
+    """The spec as people may see it, with the names of secrets only."""
     instance: InstanceRecord
     created_at: float
     used_at: float
     epoch: int = 1
     lease: Lease | None = None
     left_lease: Lease | None = None
-    """The lease that ended with its keeper's process. Other processes may have used the box under it: they go on with
-    it (`leases.resumable_lease`), unless somebody else got the box first."""
+    """The lease that ended with its keeper's process. Other processes that used the box under it may continue it
+    (`leases.resumable_lease`), unless somebody else got the box first."""
     doomed: bool = False
-    """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
+    """Somebody has begun to destroy the box. Otherwise a persistent box that is stopping or broken keeps its files."""
     created_hooks_done: bool = msgspec.field(default=False, name="greeted")
-    """The application's `created` hooks have succeeded for it; they run again until they have (P10)."""
+    """The application's `created` hooks have succeeded; they are repeated until they have."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     skills_mounted: bool = False
-    """Its skills are a mount: what changes there is in the box by itself. Else they are copied in."""
+    """The skills are mounted, so that the box sees changes by itself; otherwise they are copied in."""
     grace_sec: float = 0.0
-    """Its dead-man's clock: how long it lives without any keeper."""
+    """Seconds that the box lives without any keeper (its dead-man's clock)."""
     left_at: float = 0.0
-    """When a keeper last went and left it to itself on purpose (`Teardown.leave`); 0: never."""
+    """When a keeper last left the box to itself on purpose (`Teardown.leave`); 0 means never."""
     sealed_env: str = ""
-    """The spec's environment as a store holds it (`keeper.seal`); here only if it could not be opened."""
+    """The sealed environment of the spec as the store holds it; set here only if it could not be unsealed."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """A record of a newer release is refused: what it says beyond our understanding would be lost at the next
-        write, and may be what keeps the box safe."""
+        """Decode a record. One of a newer release is refused: fields unknown here would be lost at the next write,
+        and may be what keeps the box safe."""
         try:
             record = super().from_json(data)
         except Invalid:
@@ -72,19 +73,21 @@ class BoxRecord(Record, frozen=True, kw_only=True):
 
     @property
     def is_scoped(self) -> bool:
-        """Whether `box_for` finds it by the values of a scope."""
+        """Whether `box_for` finds the box by the values of a scope."""
         return self.idempotency_key.startswith(SCOPE_KEY)
 
     def is_waiting(self, now: float) -> bool:
-        """Left to itself, and its clock has not run out: it waits for whoever asks for it. A box that stands still
-        has a clock that stands still."""
+        """Whether the box was left to itself, its clock has not run out, and it waits for whoever asks for it.
+
+        The clock of a paused or stopped box stands still.
+        """
         if not self.left_at:
             return False
         return self.state in (State.PAUSED, State.STOPPED) or now < self.left_at + self.grace_sec
 
 
 class RecordHead(Record, frozen=True, kw_only=True):
-    """What is sure of a box's record, whichever release wrote it."""
+    """The fields that every release writes into a record."""
 
     schema: int
     id: str
@@ -101,7 +104,7 @@ def _check_schema(about: BoxRecord | RecordHead) -> None:
 
 
 class Tombstone(Record, frozen=True, kw_only=True):
-    """What stays of a destroyed box for a week: enough to say "gone, then and because"."""
+    """What is kept of a destroyed box for a week: enough to say when and why it went."""
 
     id: BoxId
     owner: str

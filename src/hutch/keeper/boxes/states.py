@@ -1,4 +1,4 @@
-"""The one door: every change of a box's record is made here, by compare-and-set, with a reason and an event."""
+"""The one place that writes box records: each change is a compare-and-set with a reason and an event."""
 
 import asyncio
 import time
@@ -10,19 +10,18 @@ from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.store.store import Store
 from hutch.logs import redact
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, EventCause
 from hutch.model.state import State, may_move
 
 Listener = Callable[[Event], None]
 Witness = Callable[[BoxRecord | None, BoxRecord, Event | None], Awaitable[None] | None]
-"""Gets the record before (None: it is new), the one after, and what the listeners are told. What it returns is waited
-for."""
-Told = list[Awaitable[None]]
-"""Of a change that was written: what is still to be waited for."""
+"""Receives the old record (None if it is new), the new one, and the event. States waits for what it returns."""
+Pending = list[Awaitable[None]]
+"""What the witnesses of a written change still have to finish."""
 
 T = TypeVar("T")
 
-_IN_WORDS = {
+_DESCRIPTIONS = {
     State.CREATING: "is still being created",
     State.RESTORING: "is being restored",
     State.PAUSED: "is paused",
@@ -35,9 +34,9 @@ _IN_WORDS = {
 
 
 def describe_state(record: BoxRecord) -> str:
-    """ "box x is being destroyed": the state as an error message says it (P4)."""
+    """Describe the state as an error message says it: "box x is being destroyed"."""
     reason = f": {record.reason}" if record.reason and record.state in (State.ERROR, State.UNKNOWN) else ""
-    return f"box {record.id} {_IN_WORDS[record.state]}{reason}"
+    return f"box {record.id} {_DESCRIPTIONS[record.state]}{reason}"
 
 
 class Holder(Protocol):
@@ -47,61 +46,72 @@ class Holder(Protocol):
 
 
 class States:
-    """Moves boxes from state to state. Whoever lost a race gets Conflict and must look again."""
+    """Moves boxes from state to state. Whoever loses a race gets Conflict and must look again."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.listeners: list[Listener] = []
         self.witnesses: list[Witness] = []
-        """See every change that was written, also those that are no event."""
+        """They see every change that was written, including changes without an event."""
 
     async def open(self, record: BoxRecord, opened: Callable[[], None] | None = None) -> BoxRecord:
-        """Write the intent: from now on the box can be found and destroyed, whatever happens. `opened` is called then,
-        even if the caller is cancelled while it is being written."""
+        """Write the intent to create a box; from then on it can be found and destroyed, whatever happens.
+
+        `opened` is called when that is written, even if the caller is cancelled meanwhile.
+        """
         event = _event(record, "created", new=record.state, reason=record.reason)
 
-        def written(_: None) -> Told:
+        def written(_: None) -> Pending:
             if opened is not None:
                 opened()
-            return self._tell(None, record, event)
+            return self._notify(None, record, event)
 
-        await _settled(self._store.insert(record, event), written)
+        await _finish(self._store.insert(record, event), written)
         return record
 
     async def change(
-        self, record: BoxRecord, to: State, *, reason: str, into: Holder | None = None, **fields: Any
+        self,
+        record: BoxRecord,
+        to: State,
+        *,
+        reason: str,
+        cause: EventCause | None = None,
+        into: Holder | None = None,
+        **fields: Any,
     ) -> BoxRecord:
-        """`into` gets the new record even if the caller is cancelled while it is being written."""
+        """Move a box to another state. `into` gets the new record even if the caller is cancelled meanwhile."""
         if not may_move(record.state, to):
             raise Conflict(f"{describe_state(record)}, it cannot become {to}", details={"state": str(record.state)})
-        reason = redact(reason)  # often an error's words, which may quote a command or a path with a secret
+        reason = redact(reason)  # A reason often quotes an error, which may contain a secret.
         moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
-        event = _event(moved, "state", old=record.state, new=to, reason=reason)
+        event = _event(moved, "state", old=record.state, new=to, reason=reason, cause=cause or "")
         return await self._write(record, moved, event, into)
 
     async def update(
         self, record: BoxRecord, *, kind: str = "", reason: str = "", into: Holder | None = None, **fields: Any
     ) -> BoxRecord:
-        """Change a record within its state (lease, instance facts); an event only if `kind` names one."""
+        """Change a record within its state (lease, instance facts). It makes an event only if `kind` names one."""
         updated = record.but(version=record.version + 1, **fields)
         event = _event(updated, kind, reason=redact(reason)) if kind else None
         return await self._write(record, updated, event, into)
 
-    async def forget(self, record: BoxRecord, reason: str) -> Tombstone:
-        """The box is gone from its engine: drop the record, leave a tombstone."""
+    async def forget(self, record: BoxRecord, reason: str, cause: EventCause) -> Tombstone:
+        """Replace the record of a box that its engine has removed by a tombstone."""
         if record.state is not State.STOPPING:
             raise Conflict(f"{describe_state(record)}: only a box that is being destroyed can be forgotten")
         reason = redact(reason)
-        event = _event(record, "gone", old=record.state, reason=reason)
+        event = _event(record, "gone", old=record.state, reason=reason, cause=cause)
         tombstone = Tombstone(id=record.id, owner=record.owner, name=record.spec.name, reason=reason, at=event.at)
         if not await self._store.remove(tombstone, record.version, event):
             raise _lost_race(record)
-        await _all(self._tell(record, record, event))
+        await _await_all(self._notify(record, record, event))
         return tombstone
 
     async def reassert(self, holder: Holder, keeper: str) -> bool:
-        """Whether the box is still `keeper`'s. Whoever writes first has it, so its record is written once; the holder
-        gets what the store has."""
+        """Whether the box still belongs to `keeper`. The holder gets the record that the store has.
+
+        Whoever writes first has the box, so the record is written once to find out.
+        """
         stored = await self._store.get(holder.record.id)
         while stored is not None and stored.keeper == keeper:
             try:
@@ -114,52 +124,53 @@ class States:
         return False
 
     async def announce(self, event: Event) -> None:
-        """Something that changed no box's record."""
+        """Store and publish an event that changed no record."""
         await self._store.add_event(event)
         for listener in self.listeners:
             listener(event)
 
     async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None, into: Holder | None) -> BoxRecord:
-        def written(changed: bool) -> Told:
+        def written(changed: bool) -> Pending:
             if not changed:
                 raise _lost_race(old)
             if into is not None:
                 into.record = new
-            return self._tell(old, new, event)
+            return self._notify(old, new, event)
 
-        await _settled(self._store.replace(new, old.version, event), written)
+        await _finish(self._store.replace(new, old.version, event), written)
         return new
 
-    def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Told:
-        waiting = [seen for witness in self.witnesses if (seen := witness(old, new, event)) is not None]
+    def _notify(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Pending:
+        pending = [work for witness in self.witnesses if (work := witness(old, new, event)) is not None]
         if event is not None:
             for listener in self.listeners:
                 listener(event)
-        return waiting
+        return pending
 
 
-async def _settled(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
-    """What the store was asked to write, and what follows from it, though the caller may be cancelled between."""
+async def _finish(writing: Awaitable[T], written: Callable[[T], Pending]) -> None:
+    """Finish a write and what follows from it, even if the caller is cancelled between the two."""
     if not isinstance(writing, asyncio.Future) or not writing.done():
-        await run_uncancelled(_followed(writing, written))
-    elif told := written(writing.result()):
-        await run_uncancelled(_all(told))
+        await run_uncancelled(_write_then_notify(writing, written))
+    elif pending := written(writing.result()):
+        await run_uncancelled(_await_all(pending))
 
 
-async def _followed(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
-    await _all(written(await writing))
+async def _write_then_notify(writing: Awaitable[T], written: Callable[[T], Pending]) -> None:
+    await _await_all(written(await writing))
 
 
-async def _all(told: Told) -> None:
-    for seen in told:
-        await seen
+async def _await_all(pending: Pending) -> None:
+    for work in pending:
+        await work
 
 
 def _lost_race(record: BoxRecord) -> Conflict:
     return Conflict(f"box {record.id} was changed by somebody else meanwhile", retryable=True)
 
 
-def _event(record: BoxRecord, kind: str, *, old: str = "", new: str = "", reason: str = "") -> Event:
+def _event(record: BoxRecord, kind: str, *, old: str = "", new: str = "", reason: str = "", cause: str = "") -> Event:
     return Event(
-        seq=0, at=time.time(), box_id=record.id, owner=record.owner, kind=kind, old=old, new=new, reason=reason
-    )
+        seq=0, at=time.time(), box_id=record.id, owner=record.owner, kind=kind, old=old, new=new, reason=reason,
+        cause=cause,
+    )  # fmt: skip

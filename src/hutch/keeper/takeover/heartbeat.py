@@ -137,7 +137,7 @@ class Heartbeat:
     async def _beat_on(self, claimant: Claimant) -> None:
         """Renew for ever, and after every few renewals take over boxes of dead keepers."""
         beats = 0
-        # A cancellation that comes into a write which then fails is lost to its error (`whole`).
+        # A cancellation during a write that then fails is replaced by its error (`run_uncancelled`).
         while self._task is not None:
             await asyncio.sleep(self._dead_after / BEATS)
             try:

@@ -21,6 +21,7 @@ from hutch.keeper.store.open_store import is_shared, open_key, open_ledger, open
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness, lock_directories
 from hutch.keeper.takeover.reconcile import has_running_job
+from hutch.model.boxes import EventCause
 from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord, Leftover
@@ -137,7 +138,7 @@ class _Pruner:
         if record.state is not State.STOPPING:
             record = await states.change(record, State.STOPPING, reason=reason)
         await self._engines.provider(record.instance.provider).destroy(record.instance)
-        await states.forget(record, reason)
+        await states.forget(record, reason, EventCause.LOST)
 
     async def _remove(self, box_id: str, destroy: Callable[[], Awaitable[None]]) -> Leftover:
         if self._dry_run:

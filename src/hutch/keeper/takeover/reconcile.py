@@ -18,6 +18,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.logs import log
+from hutch.model.boxes import EventCause
 from hutch.model.durations import format_seconds
 from hutch.model.results import JobState
 from hutch.model.spec import Retention
@@ -86,7 +87,7 @@ class Reconciler:
         if kept and record.state in (State.STOPPING, State.ERROR):
             return await self._finish_stop(record, "its keeper died")
         if record.state in _UNFINISHED:
-            await self._finish_end(record, "left half made by a keeper that died")
+            await self._finish_end(record, "left half made by a keeper that died", EventCause.LOST)
             return None
         if record.state is State.STOPPED:
             return Live(record)
@@ -104,8 +105,8 @@ class Reconciler:
             live.instance = await attach_with_clocks(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
-                return await self._finish_stop(record, _loss_reason(record, gone))
-            await self._finish_end(record, _loss_reason(record, gone))
+                return await self._finish_stop(record, _loss_reason(record, gone)[0])
+            await self._finish_end(record, *_loss_reason(record, gone))
             return None
         except Unavailable as error:
             if record.state is not State.UNKNOWN:
@@ -136,11 +137,11 @@ class Reconciler:
         await self._engines.provider(record.instance.provider).stop(record.instance)
         return Live(await self._states.change(record, State.STOPPED, reason=reason))
 
-    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+    async def _finish_end(self, record: BoxRecord, reason: str, cause: EventCause) -> None:
         if record.state is not State.STOPPING:
-            record = await self._states.change(record, State.STOPPING, reason=reason, doomed=True)
+            record = await self._states.change(record, State.STOPPING, reason=reason, cause=cause, doomed=True)
         await self._engines.provider(record.instance.provider).destroy(record.instance)
-        await self._states.forget(record, reason)
+        await self._states.forget(record, reason, cause)
 
     async def _sweep_engines(self) -> None:
         """Remove boxes that an engine lists and no record knows, if their keeper is dead, and other remains."""
@@ -174,8 +175,8 @@ async def has_running_job(engines: Engines, record: BoxRecord) -> bool:
         await instance.close()
 
 
-def _loss_reason(record: BoxRecord, gone: NotFound) -> str:
+def _loss_reason(record: BoxRecord, gone: NotFound) -> tuple[str, EventCause]:
     """Say why a box that should run is gone: its own clock ended it, or the cause is unknown."""
     if record.left_at and not record.is_waiting(time.time()):
-        return f"nobody used it for {format_seconds(record.grace_sec)}"
-    return f"lost: {gone.message}"
+        return f"nobody used it for {format_seconds(record.grace_sec)}", EventCause.IDLE
+    return f"lost: {gone.message}", EventCause.LOST

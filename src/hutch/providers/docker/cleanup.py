@@ -1,7 +1,7 @@
-"""What of ours is on an engine: its boxes, whoever keeps them, and what boxes do not account for.
+"""Finds our boxes on an engine, and removes what belongs to no box.
 
-Only things with our own instance's label are listed: another Hutch on the same engine has keepers of its own, of whose
-life we know nothing (lesson 10).
+Only objects with the label of our own instance are listed: another Hutch on the same engine has keepers of its own, and
+we cannot know whether they live (lesson 10).
 """
 
 import time
@@ -12,12 +12,12 @@ from hutch.providers.base import InstanceRecord, Leftover
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker.context import EngineContext
 
-STALE = 3600.0
-"""Seconds after which a throwaway, or an old guest that nobody uses, is nobody's any more."""
+STALE_SECONDS = 3600.0
+"""The age after which a helper container, or an old guest volume that nobody uses, is removed."""
 
 
 async def records(provider: str, context: EngineContext) -> tuple[InstanceRecord, ...]:
-    """Boxes that run, and those that are stopped: of these there are only volumes."""
+    """Return the boxes that run, and the stopped ones, of which only volumes exist."""
     found: dict[str, InstanceRecord] = {}
     volumes: dict[str, list[str]] = {}
     keepers: dict[str, str] = {}
@@ -38,13 +38,13 @@ async def records(provider: str, context: EngineContext) -> tuple[InstanceRecord
 
 
 async def sweep(context: EngineContext, *, dry_run: bool) -> tuple[Leftover, ...]:
-    """Networks and walls of boxes that are gone, throwaways of dead processes, guests of other versions."""
+    """Remove networks and filters of boxes that are gone, helpers of dead processes, and old guest volumes."""
     engine = context.engine
     boxes = {each["Labels"][naming.BOX] for each in await engine.containers({naming.BOX: ""})}
     gone: list[Leftover] = []
     for network in await engine.networks(f"{naming.INSTANCE}={context.instance}"):
         box_id = (network.get("Labels") or {}).get(naming.BOX)
-        if box_id not in boxes and _age(network.get("Created")) > STALE:
+        if box_id not in boxes and _seconds_since(network.get("Created")) > STALE_SECONDS:
             name = str(network["Name"])
             if dry_run or await engine.remove_network(name):
                 gone.append(Leftover(kind="network", name=name))
@@ -52,21 +52,24 @@ async def sweep(context: EngineContext, *, dry_run: bool) -> tuple[Leftover, ...
                 if box_id and walls is not None:
                     await walls.remove(box_id)
     for container in await engine.containers({naming.THROWAWAY: ""}):
-        if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE:
+        if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE_SECONDS:
             if not dry_run:
                 await engine.remove(container["Id"])
             gone.append(Leftover(kind="container", name=container["Names"][0].lstrip("/")))
     for volume in await engine.volumes(naming.GUEST):
         name = str(volume["Name"])
-        old = name != naming.guest_volume(context.bundle.digest) and _age(volume.get("CreatedAt")) > STALE
+        old = (
+            name != naming.guest_volume(context.bundle.digest)
+            and _seconds_since(volume.get("CreatedAt")) > STALE_SECONDS
+        )
         # The engine refuses to remove what a container uses.
         if old and (dry_run or await engine.remove_volume(name)):
             gone.append(Leftover(kind="volume", name=name))
     return tuple(gone)
 
 
-def _age(created: object) -> float:
-    """Seconds since an engine's time stamp; 0 if it makes no sense, which keeps the thing."""
+def _seconds_since(created: object) -> float:
+    """Return the seconds since an engine's time stamp, or 0 if it cannot be parsed, which keeps the object."""
     try:
         # Nine digits of a second's fraction are more than Python reads.
         head, _, rest = str(created).partition(".")

@@ -1,4 +1,4 @@
-"""From an order to the container that an engine is asked for. Pure, so that what is hardened can be read and tested.
+"""The container that an engine is asked for. Pure functions, so that the hardening can be read and tested.
 
 The disk of a temporary box is memory: one tmpfs each for the workspace, the home and /tmp, whose sizes add up to
 `disk_mb`, because no engine can show one file system in several places. Their pages are charged to the container, so
@@ -20,14 +20,14 @@ from hutch.providers.guest_bundle.pack import GuestBundle
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 PARTS = ("home", "workspace")
-"""What a persistent box keeps, each in a volume."""
+"""What a persistent box keeps, each in a volume of its own."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_HEADROOM = 8
-"""The guest, a deputy, relays: they are in the container, and not the user's."""
+"""Processes of ours in the container: the guest, the root guest and relays."""
 GUEST_MB = 16
-"""What the guest itself holds."""
-WALL_MB = 192
-WALL_THREADS = 8192
+"""Memory of the guest itself."""
+SANDBOX_MB = 192
+SANDBOX_THREADS = 8192
 _MB = 1 << 20
 _OURS = (GUEST_DIR, ROOT_GUEST_DIR, BUNDLE_HOME, "/proc", "/dev", "/sys")
 _INODES_PER_MB = 256
@@ -35,7 +35,7 @@ _LOADING = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class ImageFacts(NamedTuple):
-    """What of an image's configuration matters to a box."""
+    """The parts of an image's configuration that matter to a box."""
 
     id: str
     defaults: ImageDefaults
@@ -45,7 +45,7 @@ class ImageFacts(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """A place of the engine's machine, as the engine knows it."""
+    """A path of the engine's host, as the engine names it."""
 
     source: str
     target: str
@@ -61,11 +61,11 @@ class BoxParameters(NamedTuple):
     user: str
     cgroup_parent: str
     network: str
-    """Name of the box's own; "" without one."""
+    """The name of the box's own network; "" if it has none."""
     binds: tuple[Bind, ...]
     private_cgroups: bool
     walled: bool
-    """Whether the runtime puts a kernel of its own between the box and the machine's."""
+    """Whether the runtime runs the box under a kernel of its own."""
     dialect: Dialect
 
 
@@ -127,7 +127,7 @@ def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
     if walled:
         # A kernel of its own lives in the same control group, and meeting a limit there would end it with the whole
         # box. The guest's watchdog holds the box's own limits; these hold what gets past it between two looks.
-        memory, pids = memory + limits.memory_mb + WALL_MB, WALL_THREADS
+        memory, pids = memory + limits.memory_mb + SANDBOX_MB, SANDBOX_THREADS
     return {
         "Memory": memory * _MB,
         "MemorySwap": memory * _MB,  # memory and swap together: no swap

@@ -1,4 +1,4 @@
-"""An engine that has been met: what it is, what we have put onto it, and what every box on it has in common."""
+"""The context of an engine: what it is, what we have copied to it, and what all its boxes have in common."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ import tempfile
 from hutch.errors import Unavailable, Unsupported
 from hutch.providers.docker import endpoint, engine_info, labels, shared_directory
 from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_info import Machine
+from hutch.providers.docker.engine_info import EngineInfo
 from hutch.providers.docker.guest_volume import GuestVolume
 from hutch.providers.docker.helper_containers import BASE, ensure_base_image
 from hutch.providers.docker.images import ARCHITECTURES, Images
@@ -19,9 +19,9 @@ from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 
 
 class EngineContext:
-    """Made by `meet`."""
+    """One engine that we are connected to. `connect` makes it."""
 
-    def __init__(self, engine: Engine, found: Machine, settings: Settings, bundle: GuestBundle) -> None:
+    def __init__(self, engine: Engine, found: EngineInfo, settings: Settings, bundle: GuestBundle) -> None:
         self.engine = engine
         self.machine = found
         self.settings = settings
@@ -34,33 +34,35 @@ class EngineContext:
         self.no_network = ""
         """Why a box cannot have one, as a canary found; "" if it can."""
         self._planting = GuestVolume(engine)
-        self._near: bool | None = None
-        # One proof, however many boxes come first.
+        self._is_near: bool | None = None
+        # Concurrent first boxes prove it once.
         self._proving = asyncio.Lock()
 
     async def is_near(self) -> bool:
-        """Whether the engine has our files. A socket may lead anywhere: one that somebody forwards looks like any
-        other, and so does a kernel of the same release; a mark that only this machine has is found nowhere else."""
-        async with self._proving:
-            if self._near is None:
-                self._near = self.machine.seems_here and await self._finds_our_mark()
-        return self._near
+        """Return whether the engine sees our files, proven by a probe file.
 
-    async def _finds_our_mark(self) -> bool:
+        A forwarded socket looks like a local one, and another host may run the same kernel release.
+        """
+        async with self._proving:
+            if self._is_near is None:
+                self._is_near = self.machine.seems_here and await self._sees_probe_file()
+        return self._is_near
+
+    async def _sees_probe_file(self) -> bool:
         await ensure_base_image(self.engine)
-        # Not the usual place for such things, which an engine often has of its own.
+        # Not in /tmp, which an engine often has of its own.
         home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
         with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
             theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)
             return not await shared_directory.obstacle(self.engine, ours, theirs)
 
     async def walls(self) -> NetworkWalls | None:
-        """None: nobody here can keep a box from reaching private ranges."""
+        """Return the filters, or None if nobody here can keep a box from reaching private ranges."""
         is_able = os.geteuid() == 0 and not self.machine.rootless
         return NetworkWalls(self.engine) if is_able and await self.is_near() else None
 
     async def prepare(self) -> None:
-        """The guest and the empty image are on the engine when this returns."""
+        """Copy the guest and the empty image to the engine, unless they are there."""
         if not self._planting.is_done(self.bundle):
             await ensure_base_image(self.engine)
             await self._planting.ensure(self.bundle, BASE)
@@ -69,8 +71,8 @@ class EngineContext:
         self._planting.forget()
 
 
-async def meet(engine: Engine, settings: Settings) -> EngineContext:
-    """Unavailable: nobody answers; Unsupported: its containers could not run our guest."""
+async def connect(engine: Engine, settings: Settings) -> EngineContext:
+    """Connect to an engine. Raises Unavailable if nobody answers, Unsupported if it could not run our guest."""
     if sys.platform != "linux":
         raise Unsupported(
             "our guest is packed from Hutch's own interpreter, and this one is not for Linux",
@@ -90,7 +92,7 @@ async def meet(engine: Engine, settings: Settings) -> EngineContext:
 
 
 def locate(provider: str, settings: Settings) -> endpoint.Endpoint:
-    """Where the engine is; Unavailable if none was named and none is found."""
+    """Return where the engine listens. Raises Unavailable if none was named and none is found."""
     if settings.host:
         return endpoint.parse(settings.host, settings.certificates)
     found = endpoint.podman() if provider == "podman" else endpoint.docker()

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 
 class Dialect(NamedTuple):
-    """One product's ways."""
+    """One product's variant of the API."""
 
     host_config: dict[str, Any]
-    """What a container needs besides."""
+    """Further fields that a container needs."""
     ulimits: dict[str, int]
     """Limits that the product would raise to the machine's maxima, which a machine may forbid."""
     updates: bool
@@ -16,11 +16,11 @@ class Dialect(NamedTuple):
     inodes: bool
     """Whether it lets a tmpfs be limited in its number of files."""
     owner: str
-    """How a tmpfs is given to the container's user."""
+    """The option that makes the container's user the owner of a tmpfs."""
     gives: bool
-    """Whether a new volume stays root's until somebody gives it to the container's user."""
+    """Whether a new volume belongs to root until it is handed to the container's user."""
     bridge_options: tuple[str, str]
-    """Its names for: the name of a network's interface, whether neighbours may talk."""
+    """Its option names for a network's interface and for whether containers may talk to each other."""
 
     def network_options(self, bridge: str) -> dict[str, str]:
         name, neighbours = self.bridge_options

@@ -13,13 +13,13 @@ from hutch.providers.docker.engine_api import Engine
 from hutch.providers.guest_client.disk_overrun import UNKNOWN, Overrun, Use
 from hutch.providers.guest_client.verdicts import Excess
 
-SHORTEST_REST = 2.0
-"""Seconds between two looks; more if the engine needs long to count."""
-_SHARE = 10
+MIN_INTERVAL = 2.0
+"""Seconds between two checks; more if the engine needs long to count."""
+_INTERVAL_FACTOR = 10
 
 
 class DiskWatchdog:
-    """Of one box."""
+    """Watches the disk use of one box."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class DiskWatchdog:
         *,
         lived: bool,
     ) -> None:
-        """`lived`: the box may have files already."""
+        """`lived` says that the box may have files already."""
         self._engine = engine
         self._container = container
         self._volumes = volumes
-        # The engine tells sizes, not how many files there are.
+        # The engine reports sizes, not numbers of files.
         self.overrun = Overrun(Use(limit_bytes, UNKNOWN.entries), lived=lived)
         self._end = end
-        self._looking = asyncio.Lock()  # a count and what follows from it: who asks in between gets the next one
-        self._task = asyncio.create_task(self._watch(), name=f"disk guard of {container}")
+        self._looking = asyncio.Lock()  # guards a count and what follows from it
+        self._task = asyncio.create_task(self._watch(), name=f"disk watchdog of {container}")
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -47,10 +47,10 @@ class DiskWatchdog:
             begun = loop.time()
             try:
                 await self._look()
-            except Exception as error:  # whatever it is: a guard that has died would be a limit that nobody holds
-                # The engine or the box cannot be reached: whoever uses the box is told, and it may come back.
+            except Exception as error:  # a dead watchdog would be a limit that nobody enforces
+                # The engine or the box cannot be reached. Its users get an error, and it may come back.
                 log("docker").warning("disk not counted", container=self._container, error=repr(error))
-            await asyncio.sleep(max(SHORTEST_REST, _SHARE * (loop.time() - begun)))
+            await asyncio.sleep(max(MIN_INTERVAL, _INTERVAL_FACTOR * (loop.time() - begun)))
 
     async def _look(self) -> None:
         async with self._looking:
@@ -62,8 +62,8 @@ class DiskWatchdog:
                 used = Use(await self.used_bytes())
             self.overrun.counted(used)
 
-    async def jam(self) -> Excess | None:
-        """Why no command may start in the box; None: one may."""
+    async def over_limit(self) -> Excess | None:
+        """Return by how much the box is over its limit if no command may start in it, else None."""
         if self.overrun.settling or self.overrun.jammed:
             await self._look()
         return self.overrun.excess if self.overrun.jammed else None

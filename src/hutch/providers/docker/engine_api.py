@@ -11,7 +11,7 @@ from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 OLDEST = (1, 40)
 """Of the API: Docker 19.03. What we send was in it."""
 NEWEST = (1, 47)
-REMOVAL_PATIENCE = 30.0
+REMOVAL_TIMEOUT = 30.0
 
 Json = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Engine:
     async def remove(self, name: str) -> None:
         """With its anonymous volumes, and gone when this returns. One that is not there is fine."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + REMOVAL_PATIENCE
+        deadline = loop.time() + REMOVAL_TIMEOUT
         while True:
             try:
                 await self.call("DELETE", f"/containers/{name}", query={"force": True, "v": True})

@@ -17,7 +17,7 @@ from hutch.providers.docker.endpoint import Endpoint
 
 CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
-MOST = 64 << 20
+MAX_ANSWER = 64 << 20
 """Bytes of an answer that are kept; engines answer with far less."""
 _PIECE = 1 << 20
 
@@ -92,7 +92,7 @@ class EngineHttp:
         async with self._asked(method, path, query, body, timeout, headers) as (head, source):
             async for piece in http1.read_body(source, head):
                 collected += piece
-                if len(collected) > MOST:
+                if len(collected) > MAX_ANSWER:
                     raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
         self._check(head.status, bytes(collected), method, path)
         return bytes(collected)
@@ -130,7 +130,7 @@ class EngineHttp:
         except (OSError, TimeoutError) as error:
             if isinstance(error, HutchError):
                 raise
-            raise _away(end, error) from error
+            raise _unreachable(end, error) from error
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader = asyncio.StreamReader(limit=_PIECE)
@@ -148,7 +148,7 @@ class EngineHttp:
         """The first lines of a request."""
         target = quote(f"{self.prefix}{path}", safe="/:@")
         if query:
-            target += "?" + urlencode({key: _spelled(value) for key, value in query.items()})
+            target += "?" + urlencode({key: _query_value(value) for key, value in query.items()})
         lines = {"Host": "engine", "User-Agent": "hutch", "Connection": "close", **(headers or {})}
         if size is not None:
             lines["Content-Length"] = str(size)
@@ -188,7 +188,7 @@ class EngineHttp:
             what = f"the engine at {self.endpoint} did not answer {method} {path} within {timeout or 0:g} s"
             raise Unavailable(what, op=path) from error
         except (OSError, EOFError, ValueError) as error:
-            raise _away(self.endpoint, error) from error
+            raise _unreachable(self.endpoint, error) from error
         finally:
             if writer is not None:
                 writer.transport.abort()
@@ -203,13 +203,13 @@ class EngineHttp:
         raise EngineRefused(status, message or f"{method} {path}: {status}", path)
 
 
-def _spelled(value: object) -> str:
+def _query_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
-def _away(endpoint: Endpoint, error: BaseException) -> Unavailable:
+def _unreachable(endpoint: Endpoint, error: BaseException) -> Unavailable:
     reason = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     return Unavailable(
         f"the engine at {endpoint} cannot be reached: {reason}",

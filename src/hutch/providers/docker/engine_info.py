@@ -1,4 +1,4 @@
-"""What an engine and its machine are: read once from what the engine says of itself, and from what we can see."""
+"""Facts about an engine and its host, read once from the engine's own answers and from what we can see."""
 
 import os
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ from hutch.providers.docker.endpoint import Endpoint
 from hutch.providers.docker.settings import LaneChoice, Settings
 
 DIRECT = ("runc", "crun")
-"""Runtimes whose containers are ordinary processes of the engine's kernel. No other is ever entered past its wall."""
+"""Runtimes whose containers are ordinary processes of the engine's kernel. The fast lane enters no others."""
 _CONTROLLERS = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
 _WALLS = {"runsc": Isolation.GVISOR, "gvisor": Isolation.GVISOR, "kata": Isolation.VM}
 
 
-class Machine(NamedTuple):
+class EngineInfo(NamedTuple):
     """One engine as it is now."""
 
     product: str
@@ -23,9 +23,9 @@ class Machine(NamedTuple):
     architecture: str
     kernel: str
     runtime: str
-    """As the engine names it."""
+    """The runtime's name in the engine."""
     program: str
-    """What that runtime is: the last part of its path."""
+    """The runtime's program: the last part of its path."""
     cgroups: int
     cgroup_driver: str
     rootless: bool
@@ -37,9 +37,9 @@ class Machine(NamedTuple):
     """A local socket, a kernel of the same release: no proof. A container's processes are looked for here before the
     fast lane is taken, and our files by the engine before anything else is made of it (`EngineContext.is_near`)."""
     security: tuple[str, ...] = ()
-    """As the engine tells it: one that was started again without its filter has to be looked at again."""
+    """The engine's security options. An engine that was restarted without its filter must be probed again."""
     memory_mb: int = 0
-    """0: the engine does not say."""
+    """0 if the engine does not say."""
 
     @property
     def isolation(self) -> Isolation:
@@ -50,12 +50,12 @@ class Machine(NamedTuple):
 
     @property
     def is_walled(self) -> bool:
-        """Whether there is another kernel than the machine's behind the wall."""
+        """Return whether containers run under another kernel than the host's."""
         return self.isolation is not Isolation.NAMESPACES
 
     @property
     def is_watched(self) -> bool:
-        """Whether the guest itself has to hold memory and processes."""
+        """Return whether the guest's watchdog has to enforce memory and process limits."""
         return self.is_walled or not {"memory", "pids"} <= self.holds
 
     @property
@@ -63,7 +63,7 @@ class Machine(NamedTuple):
         return self.program in DIRECT and not self.is_walled
 
 
-def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, settings: Settings) -> Machine:
+def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, settings: Settings) -> EngineInfo:
     runtimes = info.get("Runtimes") or {}
     runtime = settings.runtime or str(info.get("DefaultRuntime") or "runc")
     if settings.runtime and settings.runtime not in runtimes and not settings.runtime.startswith(("/", "io.")):
@@ -76,7 +76,7 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
     kernel = str(info.get("KernelVersion") or "")
     storage = dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
     product = "podman" if _is_podman(version) else "docker"
-    return Machine(
+    return EngineInfo(
         product=product,
         version=str(version.get("Version") or ""),
         # Podman makes up another id for each answer.
@@ -97,10 +97,10 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
     )
 
 
-def obstacle(machine: Machine, endpoint: Endpoint) -> str:
-    """Why the fast lane cannot be had; "" if it can."""
+def obstacle(machine: EngineInfo, endpoint: Endpoint) -> str:
+    """Return why the fast lane is impossible; "" if it is possible."""
     if not machine.is_direct:
-        return f"runtime {machine.program} keeps its containers behind a wall of its own, which nobody goes around"
+        return f"runtime {machine.program} has a kernel of its own for containers, which the fast lane cannot enter"
     if not machine.seems_here:
         return "the engine is on another machine"
     if os.geteuid() != 0:
@@ -108,8 +108,8 @@ def obstacle(machine: Machine, endpoint: Endpoint) -> str:
     return ""
 
 
-def fast(machine: Machine, endpoint: Endpoint, choice: LaneChoice) -> bool:
-    """Whether to take the fast lane; Unsupported if it was asked for and cannot be had."""
+def fast(machine: EngineInfo, endpoint: Endpoint, choice: LaneChoice) -> bool:
+    """Return whether to use the fast lane. Raises Unsupported if it was asked for and is impossible."""
     if choice is LaneChoice.API:
         return False
     reason = obstacle(machine, endpoint)

@@ -1,7 +1,7 @@
-"""Puts the packed guest onto an engine, once: a volume named after its digest, filled through a throwaway container.
+"""The guest bundle on an engine: a volume named by the bundle's digest, filled once through a helper container.
 
-The volume comes into being together with that container, and the container goes only when the volume is full. So a
-volume without its planter is whole, and whoever finds a planter (its maker may have died) fills the volume again.
+The volume is created together with that container, and the container is removed only when the volume is full. So a
+volume without its helper is whole; whoever finds a helper, whose maker may have died, fills the volume again.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ _TRIES = 5
 
 
 class GuestVolume:
-    """Of one engine."""
+    """The guest volume of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._done: set[str] = set()
-        # One planter of ours at a time; those of other processes are met on the engine.
+        # One helper of this process at a time; other processes may fill the same volume on the engine.
         self._busy = asyncio.Lock()
 
     async def ensure(self, bundle: GuestBundle, image: str) -> None:
-        """The guest is there when this returns. `image` is any that the engine has: nothing of it is run."""
+        """Make sure that the volume is there. `image` is any image of the engine, since nothing of it runs."""
         if bundle.digest in self._done:
             return
         async with self._busy:
@@ -36,13 +36,15 @@ class GuestVolume:
                 if await self._is_whole(bundle) or await self._fill(bundle, image):
                     self._done.add(bundle.digest)
                     return
-            raise EngineError("the guest could not be put onto the engine: others are at it, and do not finish")
+            raise EngineError(
+                "the guest could not be copied to the engine: other processes are filling its volume and do not finish"
+            )
 
     def is_done(self, bundle: GuestBundle) -> bool:
         return bundle.digest in self._done
 
     def forget(self) -> None:
-        """Somebody may have taken it away."""
+        """Look again at next use, because somebody may have removed the volume."""
         self._done.clear()
 
     async def _is_whole(self, bundle: GuestBundle) -> bool:
@@ -51,7 +53,7 @@ class GuestVolume:
         return await self._engine.inspect(_filler_name(bundle)) is None
 
     async def _fill(self, bundle: GuestBundle, image: str) -> bool:
-        """False: somebody else's planter went away under us, which means that it was done, or gave up."""
+        """Fill the volume. Return False if another process removed the helper, because it was done or gave up."""
         name = _filler_name(bundle)
         mount = {
             "Type": "volume",

@@ -1,4 +1,4 @@
-"""Containers of nothing: an empty image, and containers of it that are never started, for one request of ours each."""
+"""Helper containers: an empty image, and containers of it that are never started and serve one request each."""
 
 import io
 import secrets
@@ -12,17 +12,17 @@ from hutch.providers.docker import labels
 from hutch.providers.docker.engine_api import Engine
 
 BASE = "hutch-base-1:latest"
-"""An image with nothing in it, for containers of which nothing is run but our own guest."""
+"""An empty image, for containers in which nothing runs but our own guest."""
 
 
 async def ensure_base_image(engine: Engine) -> None:
     if await engine.image(BASE) is None:
-        await engine.load_image(BASE, _nothing())
+        await engine.load_image(BASE, _empty_root())
 
 
 @asynccontextmanager
 async def helper_container(engine: Engine, mounts: list[dict[str, Any]]) -> AsyncIterator[str]:
-    """The name of a container of nothing, for one request of ours. It is not started: nothing of it runs."""
+    """Create a helper container, which is never started, and remove it at the end."""
     name = f"hutch-throwaway-{secrets.token_hex(8)}"
     body = {
         "Image": BASE,
@@ -37,8 +37,8 @@ async def helper_container(engine: Engine, mounts: list[dict[str, Any]]) -> Asyn
         await engine.remove(name)
 
 
-def _nothing() -> bytes:
-    """A root with one empty directory: engines do not take an archive without an entry."""
+def _empty_root() -> bytes:
+    """Return a root with one empty directory, because engines refuse an archive without entries."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         entry = tarfile.TarInfo("etc")

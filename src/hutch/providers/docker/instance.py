@@ -1,4 +1,4 @@
-"""A live container box: the linked instance, with the engine's freezer and limits and the container's counters."""
+"""A live container box: the guest instance with the engine's freezer, its limits and the container's counters."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,18 +26,18 @@ class Traits(NamedTuple):
     """What the engine and its runtime make of a container."""
 
     updates: bool
-    """Whether the limits of a live one can be changed."""
+    """Whether the limits of a live container can be changed."""
     walled: bool
-    """Whether a kernel of its own is around it: the machine's counters see only that."""
+    """Whether it runs under a kernel of its own, so that the host's counters see only the sandbox."""
     watched: bool
-    """Whether its guest itself holds memory and processes."""
+    """Whether its guest's watchdog enforces memory and process limits."""
     pty: bool
     blind: bool
-    """Whether we cannot see its first process: then the engine is asked when it ends."""
+    """Whether its first process is invisible to us, so that the engine is asked when it ends."""
 
 
 class _CountersWithDisk:
-    """The container's counters, and what its disk guard has done."""
+    """The container's counters, with those of its disk watchdog."""
 
     def __init__(self, facts: BoxCounters, overrun: Overrun) -> None:
         self._facts = facts
@@ -48,7 +48,7 @@ class _CountersWithDisk:
 
 
 class ContainerInstance(BundledInstance):
-    """What `GuestInstance` leaves to the engine."""
+    """A box in a container: what `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class ContainerInstance(BundledInstance):
         spec: EffectiveSpec,
         engine: Engine,
         connect: Callable[[], Awaitable[Link]],
-        deputy: Callable[[str], Awaitable[Link]],
+        root_guest: Callable[[str], Awaitable[Link]],
         facts: BoxCounters,
         traits: Traits,
         *,
         lived: bool,
     ) -> None:
-        """`lived`: something may have run in it."""
-        super().__init__(record, spec, connect, facts, deputy=deputy)
+        """`lived` says that something may have run in it."""
+        super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._engine = engine
         self._traits = traits
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None
@@ -88,12 +88,12 @@ class ContainerInstance(BundledInstance):
         return str(self.record.data["container"])
 
     async def run(self, command: Command) -> Result:
-        if self._disk is not None and (excess := await self._disk.jam()):
+        if self._disk is not None and (excess := await self._disk.over_limit()):
             return Result(job_id="", exit_code=None, verdict=refusal(excess))
         return await super().run(command)
 
     async def start(self, command: Command) -> GuestProcess:
-        if self._disk is not None and (excess := await self._disk.jam()):
+        if self._disk is not None and (excess := await self._disk.over_limit()):
             raise full(excess, "start")
         if command.pty and not self._traits.pty:
             raise Unsupported("this runtime gives a program no controlling terminal", op="start")
@@ -106,7 +106,7 @@ class ContainerInstance(BundledInstance):
         await self._engine.unpause(self.container)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        """What the engine's control groups hold changes at once; disk and open files would need a new container."""
+        """Change the limits of the control groups at once; disk and open files would need a new container."""
         unchanged = await super().change_limits(limits)
         if self._traits.watched:
             return await self._change_watched(limits, unchanged)
@@ -118,7 +118,7 @@ class ContainerInstance(BundledInstance):
         return tuple(name for name in unchanged if name not in live)
 
     async def _change_watched(self, limits: Limits, unchanged: tuple[str, ...]) -> tuple[str, ...]:
-        """The guest's watchdog can be told; the wall around it stays as it was made, so that memory only shrinks."""
+        """Change the watchdog's limits. The sandbox keeps its own limit, so memory can only shrink."""
         live = {"pids"} if limits.memory_mb > self.limits.memory_mb else {"pids", "memory_mb"}
         self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
         await (await self.link()).request("watch", **container_spec.watched(self.limits))

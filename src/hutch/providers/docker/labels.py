@@ -1,4 +1,4 @@
-"""What of an engine is ours, by name and by label. Everything of a box can be found from its id alone."""
+"""Names and labels of our objects on an engine. Everything of a box can be found from its id alone."""
 
 import hashlib
 import os
@@ -9,13 +9,13 @@ from hutch.model.spec import EffectiveSpec, Order
 BOX = "hutch.box"
 KEEPER = "hutch.keeper"
 INSTANCE = "hutch.instance"
-"""Which Hutch on this engine: one that has another state directory has other keepers, of whose life we know nothing."""
+"""Names the Hutch on this engine: one with another state directory has other keepers, which may be alive."""
 CONFIG = "hutch.config"
-"""A digest of the effective spec, by which a changed one is told."""
+"""A digest of the effective spec, by which a changed spec is recognised."""
 GUEST = "hutch.guest"
-"""On volumes with a bundle guest: its digest."""
+"""On guest volumes: the digest of the bundle."""
 THROWAWAY = "hutch.throwaway"
-"""On containers that live for one request of ours: when they were made, in Unix time."""
+"""On helper containers: the Unix time at which they were created."""
 
 
 def container(box_id: str) -> str:
@@ -43,7 +43,7 @@ def config_digest(spec: EffectiveSpec) -> str:
 
 
 def instance(state_dir: str) -> str:
-    """The name of the Hutch that has this state directory, made once: two machines may use one engine."""
+    """Return the name of the Hutch with this state directory, made once, because two machines may use one engine."""
     if not state_dir:
         return "default"
     path = os.path.join(state_dir, "instance")
@@ -56,7 +56,7 @@ def instance(state_dir: str) -> str:
     with open(made, "x") as file:
         file.write(secrets.token_hex(8))
     try:
-        os.link(made, path)  # whoever is first names it for all
+        os.link(made, path)  # the first process decides for all
     except FileExistsError:
         pass
     finally:

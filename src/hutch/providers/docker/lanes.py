@@ -1,4 +1,4 @@
-"""How a keeper reaches a bundle guest. Both lanes carry the same protocol to the same guest.
+"""The two ways to reach a bundled guest. Both lanes carry the same protocol to the same guest.
 
 Fast: straight to the guest's socket, through the root directory of the container's first process. Only where we are
 root on the engine's own machine, and only with runtimes whose containers are processes of this kernel. Nothing is given
@@ -24,12 +24,12 @@ from hutch.providers.guest_bundle.pack import GuestBundle
 from hutch.providers.guest_client.link import Link
 
 TIMEOUT = 30.0
-"""Seconds that a guest which has just been started may take to open its door."""
+"""Seconds that a guest which was just started may take to listen."""
 RELAY_USER = "0:0"
-"""Without any capability; being root is how the guest's door knows it from the box's own commands."""
+"""Root without any capability. By this user the guest tells a relay from the box's own commands."""
 
-_CROWDED = 5.0
-"""Seconds that a guest may leave callers waiting at its door."""
+_BACKLOG_TIMEOUT = 5.0
+"""Seconds that a connection may wait while the guest's backlog is full."""
 _OPENAT2 = 437
 _IN_ROOT, _NO_SYMLINKS, _NO_MAGICLINKS = 0x10, 0x04, 0x02
 _CREDENTIALS = struct.Struct("3i")
@@ -40,23 +40,23 @@ class Lane(Protocol):
 
     name: str
 
-    async def connect(self, place: str, told: bytes | None = None) -> Link:
-        """To the guest whose door is at `place`; `told` are its first orders, if it has just been started.
+    async def connect(self, place: str, options: bytes | None = None) -> Link:
+        """Connect to the guest that listens in `place`. `options` are for a guest that was just started.
 
-        Unavailable with errno ECONNREFUSED or ENOENT: there is certainly no guest any more.
+        Raises Unavailable; with errno ECONNREFUSED or ENOENT the guest has certainly ended.
         """
 
 
 class FastLane:
-    """Through /proc, as root on the same machine."""
+    """Connects through /proc, as root on the same machine."""
 
     name = "fast"
 
     def __init__(self, first: Identity) -> None:
         self._first = first
-        """The container's first process. Its pid is looked at only together with its start time."""
+        """The container's first process. Its pid counts only together with its start time, because pids are reused."""
 
-    async def connect(self, place: str, told: bytes | None = None) -> Link:
+    async def connect(self, place: str, options: bytes | None = None) -> Link:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while True:
@@ -68,13 +68,13 @@ class FastLane:
                     raise _nobody_listens(
                         place, ConnectionRefusedError(errno.ECONNREFUSED, "its first process ended")
                     ) from error
-                patience = _CROWDED if error.errno == errno.EAGAIN else TIMEOUT if told is not None else 0.0
-                if loop.time() - begun >= patience:
+                timeout = _BACKLOG_TIMEOUT if error.errno == errno.EAGAIN else TIMEOUT if options is not None else 0.0
+                if loop.time() - begun >= timeout:
                     raise _nobody_listens(place, error) from error
             await asyncio.sleep(0.002)
-        if told is not None:
+        if options is not None:
             try:
-                await loop.sock_sendall(sock, framed_options(told))
+                await loop.sock_sendall(sock, framed_options(options))
             except BaseException:
                 sock.close()
                 raise
@@ -88,14 +88,14 @@ class FastLane:
         try:
             root = os.open(f"/proc/{self._first.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                door = _open_inside(root, f"{place}/{SOCKET_NAME}")
+                guest_socket = _open_inside(root, f"{place}/{SOCKET_NAME}")
             finally:
                 os.close(root)
             sock.setblocking(False)
             try:
-                sock.connect(f"/proc/self/fd/{door}")
+                sock.connect(f"/proc/self/fd/{guest_socket}")
             finally:
-                os.close(door)
+                os.close(guest_socket)
             self._check_peer(sock)
         except BaseException:
             sock.close()
@@ -105,7 +105,7 @@ class FastLane:
         return sock
 
     def _check_peer(self, sock: socket.socket) -> None:
-        """Who listens must live in the container: its files are the user's to arrange."""
+        """Check that the listener lives in the container, whose files the user can arrange at will."""
         pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         ours, theirs = (os.stat(f"/proc/{each}/ns/pid") for each in (self._first.pid, pid))
         if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
@@ -113,7 +113,7 @@ class FastLane:
 
 
 class ApiLane:
-    """Through an exec of the engine and a relay inside."""
+    """Connects through an exec of the engine, which runs a relay inside."""
 
     name = "api"
 
@@ -122,8 +122,8 @@ class ApiLane:
         self._container = container
         self._bundle = bundle
 
-    async def connect(self, place: str, told: bytes | None = None) -> Link:
-        wait = ["wait"] if told is not None else []
+    async def connect(self, place: str, options: bytes | None = None) -> Link:
+        wait = ["wait"] if options is not None else []
         argv = self._bundle.argv("hutch.providers.guest_bundle.relay", place, *wait)
         try:
             exec_id = await self._engine.exec_create(self._container, argv, user=RELAY_USER, attached=True)
@@ -131,18 +131,18 @@ class ApiLane:
         except EngineRefused as refused:
             raise await self._explain(refused) from refused
         link = Link()
-        if told is not None:
-            stream.send(framed_options(told))
+        if options is not None:
+            stream.send(framed_options(options))
         stream.become(link)
         try:
-            await link.greeted(TIMEOUT if told is not None else 10.0)
+            await link.greeted(TIMEOUT if options is not None else 10.0)
         except (BoxBroken, Unavailable) as error:
             stderr = stream.stderr.decode("utf-8", "replace").strip()
             raise await self._explain(error, stderr) from error
         return link
 
     async def _explain(self, error: HutchError, stderr: str = "") -> HutchError:
-        """Whether the box has ended, or only cannot be reached."""
+        """Return an error that says whether the box has ended or only cannot be reached."""
         found = await self._engine.inspect(self._container)
         state = (found or {}).get("State", {})
         if not state.get("Running") or "no guest at" in stderr:
@@ -159,7 +159,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def _open_inside(root: int, path: str) -> int:
-    """A name in somebody else's root, with nothing followed on the way: no link of the box leads us out of it."""
+    """Open a path in the container's root without following links, so that no link of the box leads out of it."""
     how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS)
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long

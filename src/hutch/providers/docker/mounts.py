@@ -61,7 +61,7 @@ async def verify(link: Link, order: Order) -> None:
     answer = await link.request("identities", paths=[container_spec.target(place.target) for place in mounted])
     for place, found in zip(mounted, checked(answer.get("found"), list[_Identity]), strict=True):
         if (found.dev, found.ino) != (place.dev, place.ino):
-            raise _elsewhere(place, found.error or "it shows another file of that name")
+            raise _not_seen(place, found.error or "it shows another file of that name")
 
 
 async def give(engine: Engine, volumes: list[str], user: str) -> None:
@@ -96,10 +96,10 @@ async def _prove(context: EngineContext, place: CheckedMount, bind: Bind) -> Non
     if not os.path.isdir(directory):
         directory, source = os.path.dirname(directory), os.path.dirname(source)
     if obstacle := await shared_directory.obstacle(context.engine, directory, source):
-        raise _elsewhere(place, obstacle)
+        raise _not_seen(place, obstacle)
 
 
-def _elsewhere(place: CheckedMount, reason: str) -> Refused:
+def _not_seen(place: CheckedMount, reason: str) -> Refused:
     return Refused(
         f"the engine does not see our {place.real}: {reason}",
         op="create",

@@ -1,4 +1,4 @@
-"""What an engine can do for us: read, and then proven by a canary box made of nothing but our own guest."""
+"""What an engine can do: read from its answers, then proven by a canary box that holds nothing but our guest."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order, Reten
 from hutch.providers.base import Command
 from hutch.providers.docker import engine_info
 from hutch.providers.docker.context import EngineContext
-from hutch.providers.docker.engine_info import Machine
+from hutch.providers.docker.engine_info import EngineInfo
 from hutch.providers.docker.instance import ContainerInstance
 from hutch.providers.guest_bundle.pack import GuestBundle
 
@@ -45,16 +45,16 @@ def canary_order(provider: str, image: str, network: NetworkMode) -> Order:
 
 
 class CanaryResult(NamedTuple):
-    """What a canary has told."""
+    """What a canary box has shown."""
 
     status: str
     pty: bool
     interfaces: frozenset[str]
-    """Of its network, without the loopback."""
+    """The interfaces of its network, without the loopback."""
 
 
 class Proof(Record, frozen=True, kw_only=True):
-    """What is remembered of the canaries."""
+    """What is stored of the canaries' results."""
 
     pty: bool
     no_network: str
@@ -62,26 +62,25 @@ class Proof(Record, frozen=True, kw_only=True):
 
 
 async def has_terminal(box: ContainerInstance, bundle: GuestBundle) -> bool:
-    """Whether a program that is started in a terminal has it as its own; gVisor did not give it so for years."""
+    """Return whether a program in a terminal has it as its controlling terminal, which older gVisor does not give."""
     code = "import os; os.open('/dev/tty', os.O_RDWR)"
     job = await box.start(Command(command=tuple(bundle.python(code)), pty=True, timeout_sec=10.0))
     return (await job.wait(15.0)).exit_code == 0
 
 
 async def probe(provider: str, context: EngineContext, canary: Canary, *, anew: bool = False) -> Capabilities:
-    """The capabilities, if a box lives there and is as hardened as it should be; else why not. `anew`: what earlier
-    canaries have shown proves nothing."""
-    mark = _mark(context)
+    """Return the capabilities if a canary box works and is hardened, else why not. `anew` ignores stored results."""
+    mark = _proof_path(context)
     if anew and mark is not None:
         with contextlib.suppress(OSError):
             mark.unlink(missing_ok=True)
-    proof = _remembered(mark)
+    proof = _read_proof(mark)
     if proof is None:
         try:
-            sung = await canary(NetworkMode.OFF)
+            result = await canary(NetworkMode.OFF)
         except HutchError as error:
             return unusable(provider, error)
-        if soft := softness(sung.status, context.machine.isolation):
+        if soft := missing_hardening(result.status, context.machine.isolation):
             return unusable(
                 provider,
                 HutchError(
@@ -89,27 +88,27 @@ async def probe(provider: str, context: EngineContext, canary: Canary, *, anew: 
                     remedy="give the engine its default seccomp profile and security options back",
                 ),
             )
-        proof = Proof(pty=sung.pty, no_network=await _network_obstacle(canary))
-        _remember(mark, proof)
+        proof = Proof(pty=result.pty, no_network=await _network_obstacle(canary))
+        _write_proof(mark, proof)
     context.pty, context.no_network = proof.pty, proof.no_network
     return capabilities(provider, context, proof, walled=await context.walls() is not None)
 
 
 async def _network_obstacle(canary: Canary) -> str:
     try:
-        sung = await canary(NetworkMode.ON)
+        result = await canary(NetworkMode.ON)
     except HutchError as error:
         return f"a network for a box could not be made: {error.message}"
-    return "" if sung.interfaces else "the runtime gives a box no interface"
+    return "" if result.interfaces else "the runtime gives a box no interface"
 
 
-def softness(status: str, isolation: Isolation) -> str:
-    """What of the engine's hardening is missing in a guest's own status (proc_pid_status(5)); "" if nothing."""
+def missing_hardening(status: str, isolation: Isolation) -> str:
+    """Return what hardening is missing according to a guest's status (proc_pid_status(5)); "" if nothing."""
     found = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.M))
     if int(found.get("CapEff", "0"), 16) or int(found.get("CapPrm", "0"), 16):
         return f"capabilities {found.get('CapPrm')} are left"
     if isolation is not Isolation.NAMESPACES:
-        return ""  # behind a wall of its own the kernel that answers is not the machine's
+        return ""  # the kernel that answers is the sandbox's own, not the host's
     if found.get("NoNewPrivs") != "1":
         return "no_new_privs is not set"
     if found.get("Seccomp") != "2":
@@ -117,7 +116,7 @@ def softness(status: str, isolation: Isolation) -> str:
     return ""
 
 
-def grades(found: Machine) -> Grades:
+def grades(found: EngineInfo) -> Grades:
     inside = EnforcedBy.WATCHDOG if found.is_watched else EnforcedBy.CGROUP
     return Grades(
         cpus=EnforcedBy.CGROUP if "cpus" in found.holds else EnforcedBy.NONE,
@@ -167,7 +166,7 @@ def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Mis
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
-        Missing(what="ports", reason="ports of containers are not published", remedy="use the native provider"),
+        Missing(what="ports", reason="ports of containers are not published", remedy="use the port from inside"),
     ]
     if "cpus" not in context.machine.holds:
         found.append(
@@ -201,7 +200,7 @@ def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Mis
     return tuple(found)
 
 
-def _remembered(mark: Path | None) -> Proof | None:
+def _read_proof(mark: Path | None) -> Proof | None:
     if mark is None:
         return None
     try:
@@ -210,15 +209,15 @@ def _remembered(mark: Path | None) -> Proof | None:
         return None
 
 
-def _remember(mark: Path | None, proof: Proof) -> None:
+def _write_proof(mark: Path | None, proof: Proof) -> None:
     if mark is not None:
-        with contextlib.suppress(OSError):  # what cannot be kept costs the next probe two boxes, nothing more
+        with contextlib.suppress(OSError):  # without the file the next probe only costs two boxes
             mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             mark.write_bytes(proof.to_json())
 
 
-def _mark(context: EngineContext) -> Path | None:
-    """Where a canary that lived is remembered: by all that its answer may depend on."""
+def _proof_path(context: EngineContext) -> Path | None:
+    """Return where a canary's result is stored, under a name that covers all that the result depends on."""
     if not context.settings.state_dir:
         return None
     words = (repr(context.machine), repr(context.settings), context.bundle.digest, str(os.geteuid()), __version__)

@@ -33,7 +33,7 @@ _ID_LETTERS = 64
 
 
 class DockerProvider(Provider):
-    """See docs/architecture.md, "Containers"."""
+    """Boxes as containers of an engine with Docker's API; see docs/architecture.md."""
 
     name: ClassVar[str] = "docker"
     dialect: ClassVar[Dialect] = DOCKER
@@ -42,8 +42,8 @@ class DockerProvider(Provider):
         self._settings = configuration.Settings()
         self._context: EngineContext | None = None
         self._doubted = False
-        """An engine that failed is met anew, and proves itself again."""
-        # One meeting, however many callers come first.
+        """Set after a failure: the next probe must prove the engine again."""
+        # Concurrent first callers connect to the engine once.
         self._meeting = asyncio.Lock()
 
     def configure(self, settings: Mapping[str, object]) -> None:
@@ -55,7 +55,7 @@ class DockerProvider(Provider):
             async with self._meeting:
                 if self._context is None:
                     engine = Engine(context.locate(self.name, self._settings))
-                    self._context = await context.meet(engine, self._settings)
+                    self._context = await context.connect(engine, self._settings)
         return self._context
 
     # --- what can be done here -------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class DockerProvider(Provider):
         self._context, self._doubted = None, True
 
     async def _canary(self, network: NetworkMode) -> probing.CanaryResult:
-        """A real box of the empty image: its guest's own status, as the kernel tells it, and what works inside."""
+        """Make a real box of the empty image and report its guest's kernel status and what works inside."""
         found = await self._engine()
         order = probing.canary_order(self.name, BASE, network)
         box = await self.create(order, self.plan(order))
@@ -111,8 +111,8 @@ class DockerProvider(Provider):
         await found.prepare()
         image = await found.images.ensure(order.spec.image)
         binds = await mounts.binds(order, found)
-        # From here on the engine has something of the box. A request that is given up half-way may still be carried
-        # out, so that a cancelled creation is seen to its end and then undone.
+        # From here on the engine has parts of the box. A request that is given up half-way may still be carried out, so
+        # a creation that is cancelled runs to its end and is then undone.
         making = asyncio.ensure_future(self._make(found, order, planned, image, binds))
         try:
             return await asyncio.shield(making)
@@ -126,7 +126,7 @@ class DockerProvider(Provider):
         self, found: EngineContext, order: Order, planned: InstanceRecord, image: ImageFacts, binds: tuple[Bind, ...]
     ) -> ContainerInstance:
         engine, name = found.engine, naming.container(order.box_id)
-        parameters = self._site(found, order, binds)
+        parameters = self._parameters(found, order, binds)
         labels = naming.labels(order, found.instance)
         volumes = [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)]
         for volume in volumes:
@@ -149,7 +149,7 @@ class DockerProvider(Provider):
                 remedy='set lane = "auto"',
             )
         instance = self._instance(
-            found, record, order.spec, told=_guest_options(order, image, watched=found.machine.is_watched)
+            found, record, order.spec, options=_guest_options(order, image, watched=found.machine.is_watched)
         )
         try:
             await self._meet_guest(found, instance, order)
@@ -159,7 +159,7 @@ class DockerProvider(Provider):
         return instance
 
     async def _meet_guest(self, found: EngineContext, instance: ContainerInstance, order: Order) -> None:
-        """Its greeting is the box's first real answer."""
+        """Wait for the guest's greeting, which is the box's first real answer, and check its mounts."""
         try:
             link = await instance.link()
         except (BoxBroken, Unavailable) as error:
@@ -172,7 +172,7 @@ class DockerProvider(Provider):
         if mounts.shown(order) and await mounts.comparable(found):
             await mounts.verify(link, order)
 
-    def _site(self, found: EngineContext, order: Order, binds: tuple[Bind, ...]) -> BoxParameters:
+    def _parameters(self, found: EngineContext, order: Order, binds: tuple[Bind, ...]) -> BoxParameters:
         return BoxParameters(
             bundle=found.bundle,
             instance=found.instance,
@@ -194,7 +194,7 @@ class DockerProvider(Provider):
             await walls.protect(order.box_id, subnet, order.spec.allow_private)
 
     async def _undo(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
-        """Whatever went wrong, and wherever: nothing of the box stays on the engine."""
+        """Leave nothing of the box on the engine, whatever went wrong."""
         await asyncio.wait({making})
         try:
             if not making.cancelled() and making.exception() is None:
@@ -204,7 +204,7 @@ class DockerProvider(Provider):
             await self._discard(planned, keep_store="restored" in planned.data)
 
     def _failure(self, found: EngineContext, order: Order, error: EngineRefused) -> HutchError:
-        found.forget_guest_volume()  # if that was what is missing, the next creation brings it
+        found.forget_guest_volume()  # if the volume is what is missing, the next creation makes it again
         return EngineError(
             f"box {order.box_id} could not be made: {error.message}",
             op="create",
@@ -214,14 +214,14 @@ class DockerProvider(Provider):
     # --- reaching --------------------------------------------------------------------------------------------
 
     def _identity(self, found: EngineContext, inspected: Json | None) -> dict[str, str | int | float]:
-        """Which process is the container's first, if we can see it; by that the fast lane is chosen."""
+        """Return the container's first process if we can see it, which decides whether the fast lane is used."""
         state = (inspected or {}).get("State") or {}
         pid = int(state.get("Pid") or 0)
         if not found.fast or not pid or inspected is None:
             return {"lane": "api"}
         try:
             with open(f"/proc/{pid}/cgroup") as file:
-                # All of it is looked for: with a shorter name an engine could claim a process that is not its own.
+                # The whole id must match: with a shorter one an engine could claim a process that is not its own.
                 is_there = len(str(inspected["Id"])) == _ID_LETTERS and str(inspected["Id"]) in file.read()
         except OSError:
             is_there = False
@@ -231,7 +231,7 @@ class DockerProvider(Provider):
         return {"lane": "fast", "pid": pid, "start": start, "boot": boot_id()}
 
     def _instance(
-        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None
+        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, *, options: bytes | None = None
     ) -> ContainerInstance:
         name, data = str(record.data["container"]), record.data
         lane: Lane
@@ -242,14 +242,14 @@ class DockerProvider(Provider):
             lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostCounters(pid)
         else:
             lane, facts = ApiLane(found.engine, name, found.bundle), GuestCounters()
-        first = told
+        first_options = options
 
         async def connect() -> Link:
-            nonlocal first
-            orders, first = first, None
-            return await lane.connect(GUEST_DIR, orders)
+            nonlocal first_options
+            given, first_options = first_options, None
+            return await lane.connect(GUEST_DIR, given)
 
-        async def deputy(user: str) -> Link:
+        async def root_guest(user: str) -> Link:
             return await self._root_guest(found, record, spec, lane, user)
 
         traits = Traits(
@@ -259,13 +259,13 @@ class DockerProvider(Provider):
             pty=found.pty,
             blind=lane.name != FastLane.name,
         )
-        lived = told is None or "restored" in data
-        return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits, lived=lived)
+        lived = options is None or "restored" in data
+        return ContainerInstance(record, spec, found.engine, connect, root_guest, facts, traits, lived=lived)
 
     async def _root_guest(
         self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str
     ) -> Link:
-        """The link to a guest that runs as the box's root; an exec of the engine makes it when first asked for."""
+        """Return a link to the guest that runs as the box's root. An exec of the engine starts it at first use."""
         if user not in ("root", "0"):
             raise Unsupported(
                 f"commands cannot run as {user!r} in a container box", op="run", remedy="use `user` or `root`"
@@ -278,14 +278,14 @@ class DockerProvider(Provider):
         name = str(record.data["container"])
         argv = found.bundle.argv("hutch.providers.guest_bundle.boot", ROOT_GUEST_DIR, "deputy")
         image = await found.images.ensure(spec.image)
-        told = {
+        options = {
             "box_id": record.box_id,
             "workdir": spec.workdir,
             "env": container_spec.environment(spec, image, record.box_id, user="root"),
             "watched": container_spec.watched(spec.limits) if found.machine.is_watched else None,
         }
         await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
-        return await lane.connect(ROOT_GUEST_DIR, json.dumps(told).encode())
+        return await lane.connect(ROOT_GUEST_DIR, json.dumps(options).encode())
 
     # --- finding again ---------------------------------------------------------------------------------------
 

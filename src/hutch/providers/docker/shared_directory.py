@@ -1,4 +1,4 @@
-"""Whether the engine sees a directory of ours: a mark that nobody else knows is written there, and has to be found."""
+"""Proves that the engine sees a directory of ours: a probe file with random content is written there and looked for."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from hutch.providers.docker.helper_containers import helper_container
 
 
 async def obstacle(engine: Engine, directory: str, source: str) -> str:
-    """Why `directory` is not what the engine has at `source`; "" if it is."""
+    """Return why `directory` is not what the engine has at `source`; "" if it is."""
     name, content = f".hutch-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
     path = os.path.join(directory, name)
     try:

@@ -23,9 +23,9 @@ class BundledInstance(GuestInstance):
         connect: Callable[[], Awaitable[Link]],
         facts: BoxCounters,
         *,
-        deputy: Callable[[str], Awaitable[Link]] | None = None,
+        root_guest: Callable[[str], Awaitable[Link]] | None = None,
     ) -> None:
-        super().__init__(record, spec, connect, facts, deputy=deputy)
+        super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._counters = facts
 
     async def run(self, command: Command) -> Result:

@@ -207,7 +207,7 @@ class Channel:
             self._allowance.give(size)
 
     def _refuse(self, error: HutchError) -> None:
-        """There is no room for what comes: the guest keeps it, if it can, and the caller is told."""
+        """Fail the channel for want of room. The guest keeps the content if it can, and the caller gets the error."""
         self.abandon()
         self.fail(error)
 

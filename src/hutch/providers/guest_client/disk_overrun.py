@@ -48,7 +48,7 @@ class Overrun:
         self.excess: Excess | None = None
         """How it stood when we last looked; None: within its limit."""
         self.ends = 0
-        """How often a guest was told to end processes; see `Counters.disk_ends`."""
+        """How often the guest has had to end processes; see `Counters.disk_ends`."""
         self.reason: Excess | None = None
         """Why they were last ended."""
 

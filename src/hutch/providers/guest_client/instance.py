@@ -1,6 +1,6 @@
-"""`GuestInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
+"""`GuestInstance`: the provider contract over links, for every engine that can place a guest.
 
-The engine gives a way to connect, its counters (`CounterSource`), and optionally a way to a deputy: a second guest of
+The engine gives a way to connect, its counters (`CounterSource`), and optionally a way to a second guest that runs as
 another user. It overrides what only an engine can do: pause, resume, limits.
 """
 
@@ -17,7 +17,7 @@ from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
 from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
@@ -64,7 +64,7 @@ class GuestInstance(Instance):
         facts: CounterSource,
         *,
         guest_user: str = "user",
-        deputy: Callable[[str], Awaitable[Link]] | None = None,
+        root_guest: Callable[[str], Awaitable[Link]] | None = None,
     ) -> None:
         self.record = record
         self.spec = spec
@@ -72,7 +72,7 @@ class GuestInstance(Instance):
         self._connect = connect
         self._facts = facts
         self._guest_user = guest_user
-        self._deputy = deputy
+        self._root_guest = root_guest
         self._links: dict[str, Link] = {}
         # One connection for each user, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
@@ -87,7 +87,7 @@ class GuestInstance(Instance):
 
     def most_copied(self, source: str) -> int:
         """Bytes that a copy of this path may bring to the host."""
-        return most_of(self.spec.but(limits=self.limits), source)
+        return max_copy_bytes(self.spec.but(limits=self.limits), source)
 
     # --- links -----------------------------------------------------------------------------------------------
 
@@ -132,19 +132,19 @@ class GuestInstance(Instance):
     async def _reached(self, user: str) -> Link:
         if user == self._guest_user:
             return await self._connect()
-        if self._deputy is not None:
-            return await self._deputed(self._deputy, user)
+        if self._root_guest is not None:
+            return await self._connect_root_guest(self._root_guest, user)
         raise Unsupported(
             f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
         )
 
-    async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
+    async def _connect_root_guest(self, root_guest: Callable[[str], Awaitable[Link]], user: str) -> Link:
         try:
-            return await deputy(user)
+            return await root_guest(user)
         except EngineError as error:
             if error.details.get("errno") != "EAGAIN" or not await self._make_room():
                 raise
-        return await deputy(user)
+        return await root_guest(user)
 
     async def _make_room(self, but: Link | None = None) -> int:
         """Have the guests kill what ended commands left behind; none can do that for another user."""
@@ -260,8 +260,8 @@ class GuestInstance(Instance):
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
-        feed_stderr = bool(end.exit_code) and (complains(stderr) or complains(stdout))
-        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, feed_stderr)
+        fork_refused = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
         return Result(
             job_id=end.job,
             exit_code=end.exit_code,
@@ -279,7 +279,7 @@ class GuestInstance(Instance):
         )
 
     async def _verdict(
-        self, link: Link, end: End, seen: _Seen | None, after: Counters, feed_stderr: bool
+        self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool
     ) -> Verdict:  # fmt: skip
         """Decided once: the box's counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
@@ -295,7 +295,7 @@ class GuestInstance(Instance):
             limits=self.limits,
             timeout_sec=seen.timeout_sec,
             room=room,
-            feed_stderr=feed_stderr,
+            fork_refused=fork_refused,
             trouble=self.trouble(),
         )
         seen.verdict = verdict
@@ -306,7 +306,7 @@ class GuestInstance(Instance):
         try:
             return checked(await link.request("space", timeout=5.0, tasks=not counted, since=since), Room)
         except (Unavailable, Timeout):
-            return None  # the command has its result; only the reason "disk" cannot be told
+            return None  # the command has its result; only the reason "disk" stays unknown
 
     def _remember(self, job_id: str, seen: _Seen) -> None:
         self._seen[job_id] = seen
@@ -330,7 +330,7 @@ class GuestInstance(Instance):
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,
             dropped=end.dropped,
-            verdict=await self._verdict(link, end, self._seen.get(end.job), after, feed_stderr=False)
+            verdict=await self._verdict(link, end, self._seen.get(end.job), after, fork_refused=False)
             if end.ended
             else None,
             usage=_usage(end, after) if end.ended else None,

@@ -13,7 +13,7 @@ from hutch.guest.files.trees import Unpacker, pack
 from hutch.guest.operations import Failure, failure
 from hutch.logs import log
 from hutch.providers.guest_client.answers import checked
-from hutch.providers.guest_client.copy_bounds import entries_of
+from hutch.providers.guest_client.copy_bounds import max_copy_entries
 from hutch.providers.guest_client.file_answers import Copied
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     into = posixpath.basename(source.rstrip("/"))
     directory = await _open_in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
-    unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=entries_of(most))
+    unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=max_copy_entries(most))
     try:
         async for content in pieces:
             await _in_thread(unpacker.data, content)
@@ -48,10 +48,10 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     finally:
         unpacker.abort()
         os.close(directory)
-    return told(source, report)
+    return check_report(source, report)
 
 
-def told(source: str, report: Copied) -> int:
+def check_report(source: str, report: Copied) -> int:
     """Bytes copied; what was left out is logged."""
     if report.skipped:
         log("files").warning(

@@ -17,15 +17,15 @@ Open = Callable[..., Awaitable[Channel]]
 async def copy_in(begin: Open, source: str | Path, target: str) -> int:
     """A host file or tree into the box."""
     from hutch.providers.guest_client.local_trees import (  # with the guest's packing, which few processes need
+        check_report,
         packed,
-        told,
     )
 
     path = os.path.abspath(source)
     async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
-        first = await anext(blocks)  # what cannot be read here is told before the box is asked
+        first = await anext(blocks)  # an unreadable source fails before the box is asked
         report = await unpack(begin, _again(first, blocks), target, os.path.basename(path))
-    return told(path, report)
+    return check_report(path, report)
 
 
 async def copy_out(begin: Open, source: str, target: str | Path, most: int) -> int:

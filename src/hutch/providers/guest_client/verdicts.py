@@ -101,12 +101,12 @@ def decide(
     limits: Limits,
     timeout_sec: float | None = None,
     room: Room | None = None,
-    feed_stderr: bool = False,
+    fork_refused: bool = False,
     trouble: str = "",
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `feed_stderr`: see `complains`.
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `fork_refused`: see `complains`.
     `trouble`: see `Instance`; a command that met no limit has perhaps failed of it."""
-    verdict = _from_facts(end, before, after, limits, timeout_sec, room, feed_stderr)
+    verdict = _from_facts(end, before, after, limits, timeout_sec, room, fork_refused)
     return verdict.but(remedy=trouble) if trouble and verdict.cause in (Cause.EXIT, Cause.TIMEOUT) else verdict
 
 
@@ -117,7 +117,7 @@ def _from_facts(
     limits: Limits,
     timeout_sec: float | None,
     room: Room | None,
-    feed_stderr: bool,
+    fork_refused: bool,
 ) -> Verdict:
     failed = end.exit_code != 0
     if failed and not end.timed_out and after.excess is not None and _ended_for_disk(end, before, after):
@@ -127,7 +127,7 @@ def _from_facts(
     if end.timed_out:
         return _timeout(end, timeout_sec)
     if failed:
-        verdict = _limit_met(end, before, after, limits, room or Room(space={}), feed_stderr)
+        verdict = _limit_met(end, before, after, limits, room or Room(space={}), fork_refused)
         if verdict is not None:
             return verdict
     if end.dropped:
@@ -159,7 +159,7 @@ def _limit_met(
     after: Counters,
     limits: Limits,
     room: Room,
-    feed_stderr: bool,
+    fork_refused: bool,
 ) -> Verdict | None:
     """A limit of the box that the failed command ran into."""
     if before is not None and after.oom_kills > before.oom_kills:
@@ -176,7 +176,7 @@ def _limit_met(
         # Nobody has counted refusals here; that the box is full is the best guess at why the command failed.
         full = _pids(limits, after, "the box was full of processes when the command failed", end.shared)
         return full.but(peak=float(room.tasks), certain=False)
-    if feed_stderr and room.tasks is not None and (room.started or 0) + room.tasks >= limits.pids:
+    if fork_refused and room.tasks is not None and (room.started or 0) + room.tasks >= limits.pids:
         # The box has emptied again. It was full if all that the command started had lived at once.
         what = "the command says that it could not start another process, after enough to fill the box"
         return _pids(limits, after, what, end.shared).but(certain=False)

@@ -9,7 +9,7 @@ from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.command.instance import CommandInstance
 from hutch.providers.guest_bundle.counters import GuestCounters
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.copy_bounds import OF_THE_HOST
+from hutch.providers.guest_client.copy_bounds import HOST_BYTES
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
@@ -61,7 +61,7 @@ class HostInstance(CommandInstance):
     ) -> None:
         super().__init__(record, spec, guest, socket_dir, NoCounters(), watched=False)
         self._workspace = workspace
-        self._files = HostFiles(self.link, lambda _: OF_THE_HOST)  # no disk of its own bounds it
+        self._files = HostFiles(self.link, lambda _: HOST_BYTES)  # no disk of its own bounds it
         self._files.workspace = workspace
         self._warned = False
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hutch.errors import EngineError
 from hutch.linux import cgroup_files, processes
-from hutch.linux.cgroup_detect import SELF_LEAF, Machine
+from hutch.linux.cgroup_detect import SELF_LEAF, CgroupSupport
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.base import InstanceRecord
 
@@ -262,7 +262,7 @@ def _enter(name: str, directory: int) -> int:
         os.close(found)
 
 
-def sweep_groups(machine: Machine, *, dry_run: bool = False) -> tuple[str, ...]:
+def sweep_groups(machine: CgroupSupport, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the control groups that killed keepers left, in every hierarchy, and return their names.
 
     A keeper's directory `hutch-<keeper>` is held by a shared lock of every process that uses it (`cgroups.Tree`), so a

@@ -77,7 +77,7 @@ class NativeInstance(GuestInstance):
         show: Callable[[CheckedMount], Awaitable[None]],
     ) -> None:
         facts = GroupFacts(self._opened, lambda: watchdogs.counters(record.box_id))
-        super().__init__(record, spec, connect, facts, deputy=root_guest)
+        super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._watchdogs = watchdogs
         self._show = show
         self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
@@ -157,7 +157,7 @@ class NativeInstance(GuestInstance):
             await link.request("make_room", timeout=_END_TIMEOUT)
 
     def _root_guest_users(self) -> list[str]:
-        """Users whose deputies have a name: an earlier keeper may have made them."""
+        """Users who have a root guest, by the names of their sockets: an earlier keeper may have started them."""
         try:
             names = os.listdir(str(self.record.data["directory"]))
         except FileNotFoundError:

@@ -137,10 +137,10 @@ def _host_mounts(order: Order, left_out: list[CheckedMount]) -> Iterator[list[st
     places = order.places
     for place in (places.workspace, *places.mounts):
         if place is not None and place not in left_out:
-            yield extra(place)
+            yield host_mount(place)
 
 
-def extra(place: CheckedMount) -> list[str | bool | int]:
+def host_mount(place: CheckedMount) -> list[str | bool | int]:
     """The values of a `root.HostMount`."""
     writable = place.mode is MountMode.RW
     return [place.real, _target(place.target), writable, place.dev, place.ino, place.public]

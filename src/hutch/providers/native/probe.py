@@ -38,7 +38,7 @@ class Machine(NamedTuple):
     """Facts about this machine that can be found without a box."""
 
     has_id_ranges: bool
-    cgroups: cgroups.Machine
+    cgroups: cgroups.CgroupSupport
     network: Availability
     blind: str
     """Why watchdogs cannot see a box's processes; "" if they can."""

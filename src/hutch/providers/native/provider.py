@@ -332,7 +332,9 @@ class NativeProvider(Provider):
     async def _mount(self, record: InstanceRecord, place: CheckedMount) -> None:
         if not self._machine_facts().has_id_ranges:
             raise Unsupported("only root can mount something in a running box", op="show", remedy="make a new box")
-        message = {name: record.data[name] for name in ("pid", "start", "boot")} | {"extra": orders.extra(place)}
+        message = {name: record.data[name] for name in ("pid", "start", "boot")} | {
+            "host_mount": orders.host_mount(place)
+        }
         answer = await self._spawners_of(record.keeper).show(message)
         if "ready" not in answer:
             raise EngineError(

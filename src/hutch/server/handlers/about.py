@@ -5,7 +5,6 @@ from typing import Annotated
 import msgspec
 
 from hutch.errors import NotFound
-from hutch.keeper.access.views import condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Role
 from hutch.logs import log
@@ -68,7 +67,7 @@ async def status(call: Call) -> Reply:
     """Whether boxes can be created, and if not, why. This call always answers."""
     service, caller = call.service, call.caller
     boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
-    found = await condition(call.keeper, boxes, service.started_at)
+    found = await call.keeper.views.status(boxes, service.started_at)
     if service.draining.is_set() and found.enabled:
         found = found.but(state=Condition.DRAINING, available=False, reason="the server is stopping")
     return Reply(found)
@@ -170,6 +169,6 @@ async def healthz(call: Call) -> Reply:
 async def readyz(call: Call) -> Reply:
     """Whether boxes can be created here now."""
     service = call.service
-    found = await condition(call.keeper, (), service.started_at)
+    found = await call.keeper.views.status((), service.started_at)
     ready = found.available and not service.draining.is_set()
     return Reply({"ready": ready}, 200 if ready else 503)

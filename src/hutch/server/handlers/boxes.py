@@ -8,8 +8,8 @@ import msgspec
 from hutch.errors import Gone, Invalid, Refused
 from hutch.keeper.access import lookup
 from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
-from hutch.keeper.access.views import all_shown, shown, shown_anywhere
-from hutch.keeper.boxes.live import Live, taken_over
+from hutch.keeper.access.views import box_info
+from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.boxes import BoxInfo, Lease
@@ -92,7 +92,7 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     with granted(*_granted_mount_roots(call)):
         record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
     status = 202 if record.state is State.CREATING else 200 if exists else 201
-    return Reply(shown(record), status, headers={"location": f"/v1/boxes/{record.id}"})
+    return Reply(box_info(record), status, headers={"location": f"/v1/boxes/{record.id}"})
 
 
 def _granted_mount_roots(call: Call) -> tuple[str, ...]:
@@ -117,19 +117,19 @@ def _granted_mount_roots(call: Call) -> tuple[str, ...]:
 
 async def list_boxes(call: Call) -> Reply:
     """List the owner's boxes, oldest first, also those that another process or none keeps."""
-    return Reply(BoxList(boxes=await all_shown(call.keeper, call.own.readable)))
+    return Reply(BoxList(boxes=await call.keeper.views.boxes(call.own.readable)))
 
 
 async def find_box(call: Call, query: FindQuery) -> Reply:
     """Find the one box that a text names."""
     record = await lookup.find(call.keeper.store, query.text, call.caller.owner)
-    return Reply(await shown_anywhere(call.keeper, record))
+    return Reply(await call.keeper.views.box(record))
 
 
 async def get(call: Call) -> Reply:
     """Return a box: state, lease, clocks, and its spec with the changes that policy made."""
     live = await find(call)
-    return Reply(shown(live.record, live))
+    return Reply(box_info(live.record, live))
 
 
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
@@ -143,14 +143,14 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
 
     def check_holder(live: Live) -> bool:
         if call.header("hutch-lease") and not call.caller.over_all and live.held_by_another(call.caller.session):
-            raise taken_over(live.record)
+            raise lease_lost(live.record)
         if not query.force:
             refuse_if_busy(call, live)
         elif live.held_by_another(call.caller.session):
             require(call.caller.rights, Action.TAKEOVER)
         return False
 
-    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", check_holder)
+    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", unless=check_holder)
     return Reply(status=204)
 
 
@@ -198,12 +198,12 @@ async def change(call: Call, body: ChangeBody) -> Reply:
                 retention=body.retention, idle_timeout_sec=body.idle_timeout_sec, **body.limits
             )  # fmt: skip
     live = await find(call)
-    return Reply(ChangedBox(refused=refused, box=shown(live.record, live)))
+    return Reply(ChangedBox(refused=refused, box=box_info(live.record, live)))
 
 
 async def get_lease(call: Call) -> Reply:
     """Return the session that may change the box now."""
-    return _lease(shown((await find(call)).record))
+    return _lease(box_info((await find(call)).record))
 
 
 async def take_lease(call: Call, body: LeaseBody) -> Reply:
@@ -215,7 +215,7 @@ async def take_lease(call: Call, body: LeaseBody) -> Reply:
         await call.keeper.acquire(live.record.id, call.caller.session, takeover=True)
     else:
         await hold(call.keeper, live, call.caller.session)
-    return _lease(shown(live.record), grant_to_client(call, live))
+    return _lease(box_info(live.record), grant_to_client(call, live))
 
 
 class ReleaseQuery(Record, frozen=True, kw_only=True):
@@ -230,7 +230,7 @@ async def drop_lease(call: Call, query: ReleaseQuery) -> Reply:
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     presence, client = call.service.presence, call.header("hutch-client")
     if presence.was_granted_since(holder, live.record.id, client, query.grant):
-        return _lease(shown(live.record))
+        return _lease(box_info(live.record))
     if client and holder.startswith(PROCESS_SESSION_PREFIX):
         # Processes that share an unnamed session each give up their own handle; the last one releases the box.
         presence.end(holder, live.record.id, client)
@@ -239,7 +239,7 @@ async def drop_lease(call: Call, query: ReleaseQuery) -> Reply:
         if call.caller.over_all or not live.held_by_another(holder):
             presence.end_session(holder, live.record.id)
         await call.keeper.release(live, holder)
-    return _lease(shown(live.record))
+    return _lease(box_info(live.record))
 
 
 def _lease(box: BoxInfo, grant: int = 0) -> Reply:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.views import shown
+from hutch.keeper.access.views import box_info
 from hutch.keeper.export import export_box, import_box
-from hutch.keeper.system_archive import SLACK
+from hutch.keeper.system_archive import OVERHEAD_BYTES
 from hutch.model.record import Record
 from hutch.server.access import using
 from hutch.server.handlers.files import DOWNLOAD_HEADERS
@@ -37,7 +37,9 @@ async def export(call: Call) -> Reply:
     lists in JSON what is in it and what was left out."""
     async with using(call) as box:
         # The collected files have at most the bytes of the box's disk, and the archive made from them has no more.
-        directory = call.service.spool.allocate(call.caller.key_id, 2 * ((box.spec.limits.disk_mb << 20) + SLACK))
+        directory = call.service.spool.allocate(
+            call.caller.key_id, 2 * ((box.spec.limits.disk_mb << 20) + OVERHEAD_BYTES)
+        )
         try:
             moved = await export_box(box, directory.file)
         except BaseException:
@@ -73,7 +75,7 @@ async def import_stream(call: Call, query: ImportQuery) -> Reply:
         await directory.remove()
     live = await keeper.live(box.id)
     location = {"location": f"/v1/boxes/{box.id}"}
-    return Reply(FoundBox(box=shown(live.record, live), notes=moved.notes), 201, headers=location)
+    return Reply(FoundBox(box=box_info(live.record, live), notes=moved.notes), 201, headers=location)
 
 
 async def _receive(pieces: AsyncIterator[bytes], file: Path) -> None:

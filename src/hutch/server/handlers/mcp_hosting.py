@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from hutch.config import Config
 from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.views import all_shown, condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
 from hutch.model.arguments import spec_from_arguments
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, EventCause
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
 from hutch.server.request import Receive, Scope, Send
@@ -50,7 +49,7 @@ def _import_sdk() -> None:
 class OwnerHost(OwnerView):
     """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs.
 
-    Its receipts name no session: each is written for whoever called the hosted tool.
+    Its receipts name no session: each is written for the caller of the hosted tool.
     """
 
     def __init__(self, service: Service, owner: str) -> None:
@@ -66,7 +65,7 @@ class OwnerHost(OwnerView):
         return BoxHandle(self._keeper, live, SESSION)
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        return await all_shown(self._keeper, self.owner)
+        return await self._keeper.views.boxes(self.owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         with bound_by(UNBOUND):  # The box belongs to the MCP server, so the caller's rights do not apply.
@@ -74,10 +73,10 @@ class OwnerHost(OwnerView):
                 await self._keeper.acquire(box_id, SESSION)
             except Gone:
                 return
-            await self._keeper.destroy(box_id, "its MCP server starts anew")
+            await self._keeper.destroy(box_id, "its MCP server starts anew", EventCause.OTHER)
 
     async def status(self) -> Status:
-        return await condition(self._keeper, self._keeper.boxes(), self._service.started_at)
+        return await self._keeper.views.status(self._keeper.boxes(), self._service.started_at)
 
 
 class Hostings:

@@ -8,7 +8,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
-from hutch.keeper.access.views import shown
+from hutch.keeper.access.views import box_info
 from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
@@ -139,7 +139,7 @@ async def working(call: Call, body: dict[str, Any]) -> Reply:
     """Return the session's working box: its current one, else the owner's default, else a new one of this spec."""
     caller = call.caller
     live, notes = await call.keeper.sessions.find_or_create(caller.session, parse_spec(body), caller.owner)
-    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+    return Reply(FoundBox(box=box_info(live.record, live), notes=notes))
 
 
 async def get_default(call: Call, query: DefaultQuery) -> Reply:
@@ -164,7 +164,7 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     spec = parse_spec(body.spec)
     spec = spec.but(labels={**spec.labels, "scope": found_scope.shown})
     live, notes = await call.keeper.box_for_key(spec, found_scope.key, caller.session, caller.owner)
-    return Reply(FoundBox(box=shown(live.record, live), notes=notes, grant=grant_to_client(call, live)))
+    return Reply(FoundBox(box=box_info(live.record, live), notes=notes, grant=grant_to_client(call, live)))
 
 
 def parse_spec(body: dict[str, Any]) -> Spec:

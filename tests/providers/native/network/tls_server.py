@@ -1,4 +1,4 @@
-"""A TLS server for tests, on an address of a small world: the line that it is sent comes back many times over."""
+"""A TLS server for tests, on an address of a test topology: the line that it is sent comes back many times over."""
 
 import socket
 import ssl
@@ -11,7 +11,7 @@ from hutch.providers.native.network.namespaces import in_namespace
 
 PORT = 4433
 TIMES = 1000
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
 class TlsServer:
@@ -22,7 +22,7 @@ class TlsServer:
         self._context.load_cert_chain(*_certificate(address, directory))
         with in_namespace(namespace):
             self._listener = socket.create_server((address, PORT), backlog=64)
-            # It acknowledges late, as a server does that is far away; over a cable of this world it would at once.
+            # It acknowledges late, as a server does that is far away; over a cable of this topology it would at once.
             self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -42,7 +42,7 @@ class TlsServer:
                 plain, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            plain.settimeout(_PATIENCE)
+            plain.settimeout(_TIMEOUT)
             with plain, suppress(OSError), self._context.wrap_socket(plain, server_side=True) as connection:
                 line = connection.makefile("rb").readline()
                 connection.sendall(line * TIMES)

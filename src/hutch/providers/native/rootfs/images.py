@@ -143,7 +143,7 @@ class Images:
         kind, _, path = reference.partition(":")
         try:
             if reference == "host":
-                return self._machine()
+                return self._host_image()
             if kind == "dir":
                 return self._directory(path, place)
             if kind == "tar":
@@ -158,7 +158,7 @@ class Images:
             raise NotFound(f"image {reference!r} cannot be used: {error}", op="create") from error
         raise Invalid(f"image {reference!r} is none of host, dir:PATH, tar:PATH, oci:REF", op="create")
 
-    def _machine(self) -> Image:
+    def _host_image(self) -> Image:
         content = skeleton.of_machine()
         binds = [("/usr", "usr")]
         for name in _USR_LINKS:

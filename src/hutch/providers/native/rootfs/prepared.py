@@ -23,7 +23,7 @@ def prepared(final: str) -> Iterator[str]:
     """
     parent = os.path.dirname(final)
     sweep(parent)
-    draft, lock = _begun(parent)
+    draft, lock = _new_draft(parent)
     try:
         yield draft
         os.chmod(draft, 0o755)
@@ -68,7 +68,7 @@ def _names(parent: str) -> list[str]:
         return []
 
 
-def _begun(parent: str) -> tuple[str, int]:
+def _new_draft(parent: str) -> tuple[str, int]:
     """Make a draft and lock it. A sweep in between may remove it as a leftover: then it is made again."""
     while True:
         draft = os.path.join(parent, f"{_DRAFT}{os.urandom(8).hex()}")

@@ -174,7 +174,9 @@ def restrict(tree: int, *, writable: bool, userns: int | None) -> int:
     return tree
 
 
-def detach_host_mount(extra: HostMount, seen_by: Callable[[stat_result], AbstractContextManager[int]] | None) -> int:
+def detach_host_mount(
+    host_mount: HostMount, seen_by: Callable[[stat_result], AbstractContextManager[int]] | None
+) -> int:
     """Like `detach`, for a mount that policy has allowed: it must still be the same file.
 
     `seen_by` gives the user namespace for the file that was found. It must not look the path up again. Threat: whoever
@@ -182,15 +184,15 @@ def detach_host_mount(extra: HostMount, seen_by: Callable[[stat_result], Abstrac
     """
     # The allowed path is canonical, so a symbolic link on it was put there since.
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
-    fd = openat2(AT_FDCWD, extra.source, O_PATH, resolve)
+    fd = openat2(AT_FDCWD, host_mount.source, O_PATH, resolve)
     try:
         facts = fstat(fd)
-        if (facts.st_dev, facts.st_ino) != (extra.device, extra.inode):
-            raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", extra.source)
+        if (facts.st_dev, facts.st_ino) != (host_mount.device, host_mount.inode):
+            raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", host_mount.source)
         with nullcontext() if seen_by is None else seen_by(facts) as userns:
             tree = open_tree(fd, b"", _DETACHED | AT_EMPTY_PATH)
             try:
-                return restrict(tree, writable=extra.writable, userns=userns)
+                return restrict(tree, writable=host_mount.writable, userns=userns)
             except BaseException:
                 close(tree)
                 raise

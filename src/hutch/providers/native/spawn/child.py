@@ -138,7 +138,7 @@ class WarmUp:
 
 def _harmless_program(listener: int, score: int) -> bytes:
     writer = ProgramWriter(())
-    writer.part("rehearse")
+    writer.part("warm up")
     writer.chdir("/")
     writer.call("umask", UMASK, answer=UMASK)
     # The guest must not act as init, which may kill every process it sees: here that would be the whole machine.

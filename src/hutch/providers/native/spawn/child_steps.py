@@ -94,7 +94,9 @@ class BoxParameters(NamedTuple):
     def parse(values: list[Any]) -> "BoxParameters":
         """Parse values from JSON, in the order of the fields."""
         size, inodes, open_files, processes, host_mounts = values
-        return BoxParameters(size, inodes, open_files, processes, tuple(HostMount(*extra) for extra in host_mounts))
+        return BoxParameters(
+            size, inodes, open_files, processes, tuple(HostMount(*host_mount) for host_mount in host_mounts)
+        )
 
 
 class OrderDescriptors(NamedTuple):
@@ -111,11 +113,11 @@ class ChildPrograms:
 
     def __init__(self, settings: SpawnerSettings) -> None:
         self._settings = settings
-        self.enter = lru_cache(16)(self._enter)
-        self.begin = lru_cache(16)(self._begin)
-        self._apply = lru_cache(16)(self._applying)
+        self.enter = lru_cache(16)(self._write_enter)
+        self.begin = lru_cache(16)(self._write_begin)
+        self._apply = lru_cache(16)(self._write_apply)
 
-    def _enter(self, entrances: int) -> bytes:
+    def _write_enter(self, entrances: int) -> bytes:
         """Join the control groups, through open files that come with the program.
 
         The child's user means nothing to the host's files, but the kernel checks who opened them.
@@ -137,7 +139,7 @@ class ChildPrograms:
             writer.close(group)
         return writer.to_bytes()
 
-    def _begin(self, template: BoxTemplate, host_mounts: tuple[HostMount, ...] = ()) -> bytes:
+    def _write_begin(self, template: BoxTemplate, host_mounts: tuple[HostMount, ...] = ()) -> bytes:
         """Do all that needs no order, in a child whose ids are mapped.
 
         The mounts of the image, seen through those ids, come with the program. An ordinary user's child opens them
@@ -151,8 +153,8 @@ class ChildPrograms:
         if settings.has_id_ranges:
             writer.calls(become_root_calls())
         else:
-            for extra in host_mounts:
-                writer.invoke_fd(open_host_mount, *extra)
+            for host_mount in host_mounts:
+                writer.invoke_fd(open_host_mount, *host_mount)
             trees = [writer.invoke_fd(open_source, *source) for source in sources]
         if "cgroup namespace" not in settings.without:
             # Not at the clone, because the namespace's root is the group that its first process is in.
@@ -189,14 +191,14 @@ class ChildPrograms:
 
     def wait(self) -> bytes:
         """Have a prestarted child prefault its pages while it waits for an order, after `begin`."""
-        writer = self._begun(())
+        writer = self._begun_writer(())
         writer.part("prefault pages")
         writer.invoke(prefault_pages)
         return writer.to_bytes()
 
     def name_servers(self, resolv_conf: str, host_mounts: tuple[HostMount, ...] = ()) -> bytes:
         """Write resolv.conf of a box with a network, after `begin`."""
-        writer = self._begun(host_mounts)
+        writer = self._begun_writer(host_mounts)
         writer.part("write resolv.conf")
         writer.write_new("resolv.conf", resolv_conf)
         writer.bind("resolv.conf", "m/etc/resolv.conf")
@@ -207,7 +209,7 @@ class ChildPrograms:
 
         The order's descriptors come with the program, and the host mounts that are not open yet.
         """
-        writer, _ = self._ordered(parameters)
+        writer, _ = self._ordered_writer(parameters)
         writer.part("name the box")
         name = hostname.encode()
         writer.call("sethostname", name, len(name))
@@ -215,18 +217,20 @@ class ChildPrograms:
         # The rest is usually the same for all orders, and cached.
         return writer.to_bytes(self._apply(template, parameters))
 
-    def _ordered(self, parameters: BoxParameters) -> tuple[ProgramWriter, list[int]]:
+    def _ordered_writer(self, parameters: BoxParameters) -> tuple[ProgramWriter, list[int]]:
         """A writer for a child that has got an order, and the descriptors that came with it."""
-        writer = self._begun(parameters.host_mounts)
+        writer = self._begun_writer(parameters.host_mounts)
         return writer, writer.reserve_fds(
-            len(OrderDescriptors._fields) + len(parameters.host_mounts) - len(self._early(parameters.host_mounts))
+            len(OrderDescriptors._fields)
+            + len(parameters.host_mounts)
+            - len(self._early_mount_fds(parameters.host_mounts))
         )
 
-    def _applying(self, template: BoxTemplate, parameters: BoxParameters) -> bytes:
+    def _write_apply(self, template: BoxTemplate, parameters: BoxParameters) -> bytes:
         settings = self._settings
-        writer, (options, keeper, *late) = self._ordered(parameters)
+        writer, (options, keeper, *late) = self._ordered_writer(parameters)
         writer.part("finish the root")
-        self._finish_root(writer, template, parameters, [*self._early(parameters.host_mounts), *late])
+        self._finish_root(writer, template, parameters, [*self._early_mount_fds(parameters.host_mounts), *late])
         if "mount flags" in settings.without:
             writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
         base = writer.open(".", O_PATH)
@@ -252,8 +256,8 @@ class ChildPrograms:
         if template.read_only:
             # The targets of the mounts may have to be made. Nothing else runs in the box yet.
             writer.set_mount(merged, "", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
-        for extra, tree in zip(parameters.host_mounts, trees, strict=True):
-            writer.invoke(attach_host_mount, merged, extra.target, tree)
+        for host_mount, tree in zip(parameters.host_mounts, trees, strict=True):
+            writer.invoke(attach_host_mount, merged, host_mount.target, tree)
             writer.close(tree)
         if template.read_only:
             writer.set_mount(merged, "", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
@@ -278,13 +282,13 @@ class ChildPrograms:
         writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in settings.without else 0)
         return asking
 
-    def _begun(self, host_mounts: tuple[HostMount, ...]) -> ProgramWriter:
+    def _begun_writer(self, host_mounts: tuple[HostMount, ...]) -> ProgramWriter:
         """A writer for a child that has performed `begin`."""
-        writer = self.writer((*_HELD, *self._early(host_mounts)))
+        writer = self.writer((*_HELD, *self._early_mount_fds(host_mounts)))
         writer.reserve_fds(Guest.DESCRIPTORS)
         return writer
 
-    def _early(self, host_mounts: tuple[HostMount, ...]) -> range:
+    def _early_mount_fds(self, host_mounts: tuple[HostMount, ...]) -> range:
         """The descriptors of the mounts that an ordinary user's child opened itself as its first step."""
         first = max(_HELD) + 1
         return range(first, first + (0 if self._settings.has_id_ranges else len(host_mounts)))

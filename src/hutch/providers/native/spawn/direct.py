@@ -56,7 +56,7 @@ class _DirectPrograms(ChildPrograms):
 
     def __init__(self, settings: SpawnerSettings) -> None:
         super().__init__(settings)
-        self.enter, self.begin, self._apply = self._enter, self._begin, self._applying  # type: ignore[assignment]
+        self.enter, self.begin, self._apply = self._write_enter, self._write_begin, self._write_apply  # type: ignore[assignment]
 
 
 def _plain(value: Any) -> Any:

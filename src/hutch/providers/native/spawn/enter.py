@@ -41,9 +41,9 @@ class EntryRequest(NamedTuple):
 class MountEntry:
     """Runs in the fork, and mounts a directory of the host in the box, read-only."""
 
-    def __init__(self, process: processes.Identity, extra: root.HostMount, sock: socket.socket) -> None:
+    def __init__(self, process: processes.Identity, host_mount: root.HostMount, sock: socket.socket) -> None:
         self._process = process
-        self._extra = extra
+        self._host_mount = host_mount
         self._sock = sock
         self.step = "find the box"
 
@@ -54,7 +54,7 @@ class MountEntry:
             if pidfd is None:
                 raise ProcessLookupError(3, "the box no longer runs")
             self.step = "open the directory"
-            tree = root.detach_host_mount(self._extra, None)
+            tree = root.detach_host_mount(self._host_mount, None)
             kernel.close_all_but([self._sock.fileno(), pidfd, tree])
             self.step = "enter the namespaces"
             kernel.setns(pidfd, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
@@ -73,19 +73,19 @@ class MountEntry:
 
     def _mount(self, tree: int) -> None:
         """Mount on an empty directory, made if need be: a file that the box keeps under that name is never covered."""
-        parent, _, name = self._extra.target.rpartition("/")
+        parent, _, name = self._host_mount.target.rpartition("/")
         above = kernel.openat2(kernel.AT_FDCWD, parent, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
         with suppress(FileExistsError):  # the next lines check what is there
             os.mkdir(name, 0o755, dir_fd=above)
         place = kernel.openat2(above, name, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
         if os.listdir(place):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._extra.target)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._host_mount.target)
         kernel.move_mount(tree, place, "")
         # Threat: the box renames the directory meanwhile, and puts another in its place. Once it is a mount point,
         # rename(2) refuses that (EBUSY).
         seen = os.stat(name, dir_fd=above, follow_symlinks=False)
-        if (seen.st_dev, seen.st_ino) != (self._extra.device, self._extra.inode):
-            raise OSError(errno.ESTALE, "the directory was moved meanwhile", self._extra.target)
+        if (seen.st_dev, seen.st_ino) != (self._host_mount.device, self._host_mount.inode):
+            raise OSError(errno.ESTALE, "the directory was moved meanwhile", self._host_mount.target)
 
 
 class NamespaceEntry:

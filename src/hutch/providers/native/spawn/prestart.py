@@ -257,11 +257,11 @@ class Children:
             group.close()
         return ours
 
-    def show(self, process: processes.Identity, extra: root.HostMount) -> socket.socket:
+    def show(self, process: processes.Identity, host_mount: root.HostMount) -> socket.socket:
         """Fork a process that mounts a directory in a running box. It reports on the returned socket."""
         ours, theirs = wire.pair()
         if os.fork() == 0:
-            MountEntry(process, extra, theirs).show()
+            MountEntry(process, host_mount, theirs).show()
         theirs.close()
         return ours
 
@@ -314,9 +314,9 @@ class Children:
         trees: list[int] = []
         try:
             owned = partial(identity.owner_namespace, slot=child.slot)
-            for extra in parameters.host_mounts:
+            for host_mount in parameters.host_mounts:
                 # A user namespace for the owner's ids costs a fork, which public files do not need.
-                trees.append(root.detach_host_mount(extra, None if extra.public else owned))
+                trees.append(root.detach_host_mount(host_mount, None if host_mount.public else owned))
         except BaseException:
             for fd in trees:
                 os.close(fd)

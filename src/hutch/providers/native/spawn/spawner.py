@@ -137,7 +137,7 @@ class Spawner:
                 self._enter(message, fds[0])
             elif message["op"] == "show":
                 process = processes.Identity(message["pid"], message["start"], message["boot"])
-                self._await_entry(self._children.show(process, root.HostMount(*message["extra"])), message["n"])
+                self._await_entry(self._children.show(process, root.HostMount(*message["host_mount"])), message["n"])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request

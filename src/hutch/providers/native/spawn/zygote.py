@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from hutch.guest import main as guest
 from hutch.linux import kernel
-from hutch.linux.identity import Actor
+from hutch.linux.identity import EffectiveUser
 from hutch.linux.kernel import CLONE_PARENT, clone
 from hutch.providers.native.rootfs.build import UMASK
 from hutch.providers.native.spawn.child import WarmUp, run_child
@@ -142,16 +142,16 @@ def _serve(sock: socket, settings: SpawnerSettings) -> NoReturn:
         os.umask(UMASK)
         guest.ignore_signals()
         gc.freeze()
-        actor = Actor()
+        effective_user = EffectiveUser()
         if "child programs" in settings.without:
             from hutch.providers.native.spawn import direct  # only the ablation bench asks for it
 
             direct.install(settings)
-        if all(_clone_next(own, actor) for _ in range(_BOXES_BEFORE_WARM_UP)):
+        if all(_clone_next(own, effective_user) for _ in range(_BOXES_BEFORE_WARM_UP)):
             # The problem is sent alone, before the next answer: a larger answer would take memory of every box.
             if trouble := _warm_up(settings):
                 own.send(trouble.encode()[:_MAX_MESSAGE])
-            while _clone_next(own, actor):
+            while _clone_next(own, effective_user):
                 pass
     finally:
         os._exit(0)
@@ -203,7 +203,7 @@ def _fill_holes() -> None:
             _fillers.append(filler)
 
 
-def _clone_next(own: SocketType, actor: Actor) -> bool:
+def _clone_next(own: SocketType, effective_user: EffectiveUser) -> bool:
     """Wait for the next request and clone; False at end of file.
 
     An earlier child keeps an old copy of each page that this writes to between two clones, so it should be few.
@@ -216,7 +216,7 @@ def _clone_next(own: SocketType, actor: Actor) -> bool:
         if starts_in_spill:
             fchdir(SPILL)
         if user != SAME_USER:
-            actor.become(user)
+            effective_user.become(user)
         pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
@@ -226,7 +226,7 @@ def _clone_next(own: SocketType, actor: Actor) -> bool:
     if starts_in_spill:
         chdir("/")
     if user != SAME_USER:
-        actor.return_to_root()
+        effective_user.return_to_root()
     own.send(_PID.pack(pid))
     closerange(SOCK, SOCK + _MAX_DESCRIPTORS)
     return True

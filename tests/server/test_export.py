@@ -18,7 +18,7 @@ SMALL = {"memory_mb": 64, "disk_mb": 32}
 
 
 async def test_a_box_moves_between_a_process_and_a_server(tmp_path: Path) -> None:
-    """B21, issue 6: the same two methods on both sides, and the file of one is the other's."""
+    """Both sides have the same two methods, and each reads the other's file (B21)."""
     with serving() as server, house() as place:
         async with place.opened() as here, Hutch(f"unix:{server.run}/server.sock") as there:
             async with here.box(**SMALL, labels={"a": "b"}) as box:

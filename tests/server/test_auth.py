@@ -1,4 +1,4 @@
-"""Who is let in: keys, roles, owners, the Unix socket's peers, Host and Origin."""
+"""Authentication: keys, roles, owners, the Unix socket's peers, Host and Origin."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ABSENT = "a" * 20
 
 
 def test_tcp_always_needs_a_key(server: Server) -> None:
-    """Issue 4.2: no route but the two health checks answers without one, or with a wrong one."""
+    """Only the two health checks answer without a key or with a wrong one."""
     key = server.key("user", "matrix")
     wrong = (
         {},
@@ -40,7 +40,7 @@ def test_tcp_always_needs_a_key(server: Server) -> None:
 
 
 def test_observers_change_nothing(server: Server) -> None:
-    """P8: an observer may read its owner's boxes and nothing else; no route that changes lets it in."""
+    """An observer may read its owner's boxes and nothing else; no route that changes lets it in (P8)."""
     user, observer = (server.tcp(server.key(role, "team")) for role in ("user", "observer"))
     with user.box() as box:
         before = user.good("GET", box)
@@ -55,7 +55,7 @@ def test_observers_change_nothing(server: Server) -> None:
 
 
 def test_looking_extends_nothing(server: Server) -> None:
-    """P8: what an observer reads leaves the lease, the idle clock and a paused box as they were."""
+    """What an observer reads leaves the lease, the idle clock and a paused box as they were (P8)."""
     user, observer = (server.tcp(server.key(role, "watched")) for role in ("user", "observer"))
     with user.box() as box:
         user.good("PUT", f"{box}/files/content?path=f", b"content")
@@ -71,7 +71,7 @@ def test_looking_extends_nothing(server: Server) -> None:
 
 
 def test_gone_is_told_to_the_owner_only(server: Server) -> None:
-    """Issue 4: to another owner a destroyed box, too, is as one that never was. (Live ones: test_walk.py.)"""
+    """For another owner a destroyed box never existed; test_permissions.py shows the same for live ones."""
     owner, stranger = (server.tcp(server.key("user", name)) for name in ("mine", "yours"))
     with owner.box() as box:
         assert stranger.call("GET", box).status == 404
@@ -80,7 +80,7 @@ def test_gone_is_told_to_the_owner_only(server: Server) -> None:
 
 
 def test_admins_act_on_foreign_boxes_only_when_they_say_so(server: Server) -> None:
-    """Issue 4.2, P8: explicit, without the lease, and logged."""
+    """An admin must ask for it, needs no lease, and is logged (P8)."""
     owner = server.tcp(server.key("user", "customer"))
     admin = server.tcp(server.key("admin", "operators"))
     with owner.box() as box:
@@ -109,7 +109,7 @@ def test_only_admins_have_keys_to_give(server: Server) -> None:
 
 
 def test_pages_of_other_sites_are_refused(server: Server) -> None:
-    """Issue 4.2: no web page drives a local server, even one that knows a key or had a name resolved to us."""
+    """No web page controls a local server, even with a key or a name that resolves to this machine."""
     key = server.key("user", "pages")
     for headers in (
         {"host": "evil.example"},
@@ -139,7 +139,7 @@ def test_forwarded_headers_make_nobody_local(server: Server) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_other_users_are_nobody_on_the_unix_socket() -> None:
-    """Issue 4.2: peer credentials count, not the reach of the socket."""
+    """The peer's credentials decide, not who can reach the socket."""
     with serving("--host", "") as server:
         server.run.chmod(0o755)
         path = server.run / "server.sock"
@@ -159,7 +159,7 @@ def test_other_users_are_nobody_on_the_unix_socket() -> None:
 
 
 def test_revoked_keys_open_nothing(server: Server, client: Client) -> None:
-    """Issue 4.2: revoked by API at once; by the command line, beside the running server, within moments."""
+    """A key revoked over the API fails at once; one revoked by the command line fails within moments."""
     made = client.good("POST", "/v1/keys", {"role": "user", "owner": "leaver"})
     caller = server.tcp(made["text"])
     assert caller.call("GET", "/v1/status").status == 200
@@ -192,7 +192,7 @@ def test_the_store_holds_no_key(server: Server) -> None:
 
 
 def test_each_key_has_its_rate(tmp_path: Path) -> None:
-    """Issue 4.2: too many requests are told when to come again; other keys are not concerned."""
+    """Too many requests get a Retry-After; other keys are not affected."""
     (tmp_path / "hutch.toml").write_text("[server]\nrate_per_sec = 2\n")
     with serving(HUTCH_CONFIG=str(tmp_path / "hutch.toml")) as server:
         one, two = (server.tcp(server.key("user", name)) for name in ("one", "two"))

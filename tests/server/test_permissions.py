@@ -14,7 +14,7 @@ from hutch.server.handlers.websockets import SOCKETS
 from hutch.server.routes import ROUTES, May
 from tests.server.serving import Answer, Client, Server, serving, until
 from tests.server.test_questions import asking
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
@@ -314,7 +314,7 @@ def _nothing_foreign(op: str, answer: Answer, sent: str, marks: set[str]) -> Non
 
 
 def test_strangers(place: tuple[Server, Victim]) -> None:
-    """Issue 4.2: without a key, or with the wrong half of one, nothing but the two health checks answers."""
+    """Without a key, or with half of one, only the two health checks answer."""
     server, victim = place
     before = victim.snapshot()
     for client in (server.tcp(), server.tcp(f"hutch_{victim.names['key']}_{'A' * 43}")):
@@ -326,7 +326,7 @@ def test_strangers(place: tuple[Server, Victim]) -> None:
 
 @pytest.mark.parametrize("role", ["user", "observer", "admin"])
 def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
-    """Issue 4: another owner, whatever his role, changes nothing and reads nothing; a box of somebody else looks like
+    """Another owner, whatever his role, changes nothing and reads nothing; a box of somebody else looks like
     one that never was."""
     server, victim = place
     client = server.tcp(server.key(role, f"foreign-{role}"))
@@ -364,7 +364,7 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
 
 
 def test_observers(place: tuple[Server, Victim]) -> None:
-    """P8: an observer of the same owner reads, and changes nothing."""
+    """An observer of the same owner reads, and changes nothing (P8)."""
     _, victim = place
     before = victim.snapshot()
     for op, answer, _ in _walk(victim.observer, victim.names):
@@ -377,7 +377,7 @@ def test_observers(place: tuple[Server, Victim]) -> None:
 
 
 def test_members_without_actions(place: tuple[Server, Victim]) -> None:
-    """P15: a key of the same owner to which no action is given makes, takes over and ends nothing."""
+    """A key without actions creates, takes over and destroys nothing of its owner's (P15)."""
     server, victim = place
     rights = {"actions": []}
     made = server.unix().good("POST", "/v1/keys", {"role": "user", "owner": "victim", "rights": rights})
@@ -391,7 +391,7 @@ def test_members_without_actions(place: tuple[Server, Victim]) -> None:
 
 
 def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> None:
-    """Issue 4.2: past owner and lease only with `Hutch-Admin: yes`; each such call leaves a line that names it."""
+    """An admin passes owner and lease only with `Hutch-Admin: yes`, and each such call is logged."""
     server, _ = place
     owner = server.tcp(server.key("user", "customer"), hutch_session="customer")
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]

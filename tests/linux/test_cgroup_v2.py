@@ -18,7 +18,7 @@ from hutch.linux import kernel; from hutch.providers.native import orders
 from hutch.providers.native.provider import NativeProvider
 
 async def main(provider):
-    for _ in range(4):  # from a cold zygote first, from a stem in the end
+    for _ in range(4):  # from a cold zygote first, from a prestarted child in the end
         order = Order(box_id=new_box_id(), keeper="unified", spec=orders.canary_spec())
         box = await provider.create(order, provider.plan(order))
         await box.pause()
@@ -40,7 +40,7 @@ asyncio.run(main(NativeProvider(state_dir=os.path.abspath("s"), run_dir=os.path.
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to an ordinary user no part of cgroup v2 is delegated")
-def test_boxes_are_born_in_their_v2_groups(tmp_path: Path) -> None:
+def test_boxes_are_created_in_their_v2_groups(tmp_path: Path) -> None:
     """clone3 takes the group, and no exit signal beside CLONE_PARENT; pause and its end reach the group."""
     done = subprocess.run([sys.executable, "-c", UNIFIED], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

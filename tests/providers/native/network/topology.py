@@ -1,4 +1,4 @@
-"""A small world of network namespaces: a machine, what lies outside of it, and boxes. None of them is the real one."""
+"""A test topology of network namespaces: a machine, the network outside of it, and boxes. None is the real machine."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ PORT = 8080
 OUTSIDE = "203.0.113.1"
 MACHINE = "203.0.113.2"
 PRIVATE = ("10.9.9.9", "172.20.0.1", "192.168.77.7", "100.64.1.1", "169.254.169.254")
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 def new_namespace() -> int:
@@ -42,7 +42,7 @@ def new_namespace() -> int:
 def connect(namespace: int, address: str, port: int = PORT) -> str:
     """From inside `namespace`: "connected", or the name of the errno."""
     with in_namespace(namespace), socket.socket() as client:
-        client.settimeout(PATIENCE)
+        client.settimeout(TIMEOUT)
         try:
             client.connect((address, port))
         except OSError as error:
@@ -50,7 +50,7 @@ def connect(namespace: int, address: str, port: int = PORT) -> str:
     return "connected"
 
 
-def ask(namespace: int, server: str, packet: bytes, seconds: float = PATIENCE) -> bytes | None:
+def ask(namespace: int, server: str, packet: bytes, seconds: float = TIMEOUT) -> bytes | None:
     """Send a datagram to port 53 from inside `namespace`; the answer, or None if none came."""
     with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect((server, 53))
@@ -58,7 +58,7 @@ def ask(namespace: int, server: str, packet: bytes, seconds: float = PATIENCE) -
         return client.recv(65536) if select.select([client], [], [], seconds)[0] else None
 
 
-class World:
+class Topology:
     """Two namespaces joined by one cable: the machine (forwarding, with services of its own) and outside."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -114,8 +114,8 @@ def lift_routes(box: int, box_link: BoxLink) -> None:
             link.ask(netlink.route_via(each, IPv4Address(box_link.gateway)))
 
 
-def run_apart(world: World, scenario: Callable[[], object], *, uid: int = 0) -> Any:
-    """Run `scenario` in a child process on the world's machine as `uid`; its result (JSON) is ours.
+def run_apart(topology: Topology, scenario: Callable[[], object], *, uid: int = 0) -> Any:
+    """Run `scenario` in a child process on the topology's machine as `uid`; its result (JSON) is ours.
 
     The child has a /dev/net/tun that everybody may open, in a mount namespace of its own.
     """
@@ -123,7 +123,7 @@ def run_apart(world: World, scenario: Callable[[], object], *, uid: int = 0) -> 
     pid = os.fork()
     if pid == 0:
         try:
-            kernel.setns(world.machine, kernel.CLONE_NEWNET)
+            kernel.setns(topology.machine, kernel.CLONE_NEWNET)
             open_tun_to_everybody()
             if uid:
                 os.setgroups([])

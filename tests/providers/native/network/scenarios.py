@@ -1,6 +1,6 @@
-"""Scenes with real boxes on the machine of a small world (stage.py).
+"""Scenarios with real boxes on the machine of a test topology (scenario_runner.py).
 
-Run one with `python -m tests.providers.native.network.played SCENE`.
+Run one with `python -m tests.providers.native.network.scenarios SCENARIO`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.keeper.crashing import House, house, spawners_of
 from tests.keeper.test_restart_native import holder, make
 from tests.providers.native.network import tls_server
-from tests.providers.native.network.world import MACHINE, OUTSIDE, PORT
+from tests.providers.native.network.topology import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box, Hutch
 from hutch.keeper.takeover.prune import prune
@@ -31,7 +31,7 @@ from hutch.providers.native.instance import OFFLINE
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 KNOCK = f"""python3 -c '
 import socket, sys
 for address in sys.argv[1:]:
@@ -58,12 +58,12 @@ for number in range(8):
 '"""
 ASK = "python3 -c 'import socket; print(socket.gethostbyname(\"example.test\"))'"
 
-SCENES: dict[str, Callable[[], None]] = {}
+SCENARIOS: dict[str, Callable[[], None]] = {}
 
 
-def scene(play: Callable[[], None]) -> Callable[[], None]:
-    SCENES[play.__name__] = play
-    return play
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
 
 
 async def reached(box: Box) -> str:
@@ -77,7 +77,7 @@ ONLINE = "connected No route to host 192.0.2.55"
 
 
 def names_held() -> set[str]:
-    """Of the network_helpers that live on this machine."""
+    """The uplink names that network worker_processes on this machine hold."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return {line.split()[-1] for line in lines if "@hutch-uplink" in line}
 
@@ -95,7 +95,7 @@ def until_nothing_is_left(place: House) -> None:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not true():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(0.02)
@@ -106,7 +106,7 @@ def routed() -> bool:
     return available().how == ROUTED
 
 
-@scene
+@scenario
 def on() -> None:
     """A box with a network and one without; a network and a mount do not get into each other's way."""
     mount = Mount(source=str(Path(__file__).parent), target="/mnt/here")  # below the working directory: allowed
@@ -124,7 +124,7 @@ def on() -> None:
         asyncio.run(act(place))
 
 
-@scene
+@scenario
 def private_ranges() -> None:
     """Boxes that may reach different private ranges have the same spawner, helper and pasta."""
 
@@ -170,7 +170,7 @@ def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = r
     until_nothing_is_left(place)
 
 
-@scene
+@scenario
 def killed_keeper() -> None:
     """Its spawner ends in good order, and leaves the helper to the box."""
     with house() as place:
@@ -182,7 +182,7 @@ def killed_keeper() -> None:
         adopted(place, box_id)
 
 
-@scene
+@scenario
 def killed_spawner() -> None:
     with house() as place:
         keeper = holder(place)
@@ -221,7 +221,7 @@ def open_files(pid: int) -> set[str]:
         return set()
 
 
-def helpers(helper: int) -> list[int]:
+def worker_processes(helper: int) -> list[int]:
     """The helper's worker, and pasta where it carries: what a new one is made of when it dies."""
     until(lambda: len(descendants(helper)) == (1 if routed() else 2), "nobody else is there any more")
     return descendants(helper)
@@ -233,22 +233,22 @@ def kill(pid: int) -> None:
 
 
 async def reached_soon(box: Box) -> str:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := await reached(box)) != ONLINE and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return found
 
 
-@scene
-def killed_helpers() -> None:
+@scenario
+def killed_workers() -> None:
     """One after the other, while a keeper has the box, and when nobody has it."""
 
     async def act(place: House) -> None:
         async with place.opened() as hutch, hutch.box(network="on") as box:
             assert await reached(box) == ONLINE
             (helper,) = network_helpers(descendants(os.getpid()))
-            for number in range(len(helpers(helper))):
-                kill(helpers(helper)[number])
+            for number in range(len(worker_processes(helper))):
+                kill(worker_processes(helper)[number])
                 assert await reached_soon(box) == ONLINE
             async with hutch.box(network="on") as other:
                 assert await reached(other) == ONLINE
@@ -263,12 +263,12 @@ def killed_helpers() -> None:
         box_id = make(keeper, network="on")
         (helper,) = network_helpers(descendants(keeper.pid))
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
-        for victim in reversed(helpers(helper)):
+        for victim in reversed(worker_processes(helper)):
             os.kill(victim, signal.SIGKILL)
         adopted(place, box_id, reached_soon)
 
 
-@scene
+@scenario
 def killed_helper() -> None:
     """Nobody is left to mend it: the box is told of it in every way there is, and new boxes are online."""
 
@@ -279,7 +279,7 @@ def killed_helper() -> None:
             assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, "")
             (helper,) = network_helpers(descendants(os.getpid()))
             (spawner,) = [each for each in spawners_of(os.getpid()) if helper in descendants(each)]
-            doomed = [helper, *helpers(helper)]
+            doomed = [helper, *worker_processes(helper)]
             os.kill(helper, signal.SIGKILL)
             until(lambda: not any(map(running, doomed)), "worker and pasta have gone with it")
 
@@ -301,7 +301,7 @@ def killed_helper() -> None:
             return [name for name in link.links() if re.fullmatch(r"hv[0-9a-f]{6}-\d+", name)]
 
     async def told(hutch: Hutch) -> list[Event]:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             found = [event for event in await hutch.events() if event.kind == "warning" and event.reason == OFFLINE]
             if found:
@@ -319,7 +319,7 @@ async def prune_all(place: House) -> list[Leftover]:
     return found
 
 
-@scene
+@scenario
 def pruned() -> None:
     """Nobody comes for the box: it ends by its own clock, its helper with it, and prune removes the rest."""
 
@@ -349,7 +349,7 @@ def hutch(place: House, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-@scene
+@scenario
 def left_by_the_command_line() -> None:
     """`hutch box create` ends at once; the box it made is online for whoever asks for it next."""
     with house() as place:
@@ -361,7 +361,7 @@ def left_by_the_command_line() -> None:
         assert left_on_the_machine() == []
 
 
-@scene
+@scenario
 def talking() -> None:
     """Not one of many connections is lost after its handshake."""
     with house() as place:
@@ -377,7 +377,7 @@ def doctors_word(place: House) -> dict[str, str]:
     return dict(found)
 
 
-@scene
+@scenario
 def tried() -> None:
     """A connection is made for the doctor, and nothing is left of it: no link, no name, no dead process without a
     parent. The first process of a container would be given such a one; here this process is."""
@@ -395,7 +395,7 @@ def orphans() -> list[str]:
     return [Path("/proc", pid, "comm").read_text().strip() for pid in children]
 
 
-@scene
+@scenario
 def tried_in_vain() -> None:
     """All parts are there, and nothing comes through: nobody is promised a network, and everybody hears why."""
     with house() as place:
@@ -408,7 +408,7 @@ def tried_in_vain() -> None:
         assert left_on_the_machine() == []
 
 
-@scene
+@scenario
 def run_by_the_command_line() -> None:
     """`hutch run --net on` reaches the outside and a resolver; with `--net off`, and by default, nothing is there."""
     with house() as place:
@@ -423,5 +423,5 @@ def run_by_the_command_line() -> None:
 
 
 if __name__ == "__main__":
-    SCENES[sys.argv[1]]()
-    print("played")
+    SCENARIOS[sys.argv[1]]()
+    print("done")

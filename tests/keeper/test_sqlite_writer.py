@@ -1,4 +1,4 @@
-"""What the event loop does itself, what it leaves to the thread, and that nobody notices the difference."""
+"""The SQLite writer: which tasks run on the event loop and which in the thread, with equal results."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from hutch.keeper.store.sqlite_writer import SqliteWriter
 
 
 def put(key: str, threads: list[int] | None = None) -> Callable[[sqlite3.Connection], str]:
-    """Work that writes a note, and tells where it was done."""
+    """Work that writes a note and records the thread it ran in."""
 
     def work(db: sqlite3.Connection) -> str:
         if threads is not None:
@@ -40,7 +40,7 @@ async def usable(writer: SqliteWriter) -> None:
 
 @contextmanager
 def another_writes(path: Path) -> Iterator[None]:
-    """Somebody holds the file's write lock, as another process would."""
+    """Hold the file's write lock, as another process would."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -65,7 +65,7 @@ async def test_before_the_file_is_open_the_thread_does_it(tmp_path: Path) -> Non
 
 
 async def test_a_piece_alone_is_done_when_the_call_returns(tmp_path: Path) -> None:
-    """Whoever changes a box's record need not wait for the loop to turn."""
+    """A change of a box's record needs no further turn of the event loop."""
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
     answer = writer.do(put("a"))
@@ -141,7 +141,7 @@ async def test_a_defect_of_ours_is_told_and_the_next_work_is_done(tmp_path: Path
 
 
 async def test_a_new_file_can_be_opened_by_several_at_once(tmp_path: Path) -> None:
-    """Two programs that start together on a new machine; SQLite refuses one of them in one of ten tries."""
+    """Two programs start together on a new machine, where SQLite refuses one of them in one of ten attempts."""
     for number in range(40):
         writers = [SqliteWriter(tmp_path / f"{number}.db") for _ in range(3)]
         assert await asyncio.gather(*(writer.do(put(str(at))) for at, writer in enumerate(writers))) == list("012")
@@ -150,7 +150,7 @@ async def test_a_new_file_can_be_opened_by_several_at_once(tmp_path: Path) -> No
 
 
 async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
-    """A process that was stopped in the middle of a transaction must not stop us."""
+    """A process that was stopped within a transaction must not block this one for ever."""
     writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
     await writer.do(put("before"))
     with another_writes(tmp_path / "a.db"):

@@ -18,7 +18,7 @@ from tests.server.serving import Answer, Server, certificate, serving, until
 
 
 def test_boxes_and_jobs_outlive_a_restart() -> None:
-    """Issue 4: SIGTERM leaves boxes where they are; the next server has them, their jobs, output, leases and keys;
+    """SIGTERM leaves boxes where they are; the next server has them, their jobs, output, leases and keys;
     after SIGKILL too."""
     with serving() as server:
         key = server.key("user", "keeper")
@@ -94,7 +94,7 @@ def test_the_announcement_says_where(server: Server) -> None:
 
 
 def test_switched_off_it_still_answers() -> None:
-    """B20, B21: enabled = false is told apart from failure, and is no 500."""
+    """`enabled = false` is distinguished from a failure, and is no 500 (B20, B21)."""
     with serving(HUTCH_ENABLED="false") as server:
         client = server.unix()
         status = client.good("GET", "/v1/status")

@@ -1,4 +1,4 @@
-"""Which engine makes a box when several may: the order, what is passed by and why, and the breaker (S10, B26)."""
+"""The choice of an engine for a box when several may create it: order, skipped engines, and the breaker (S10, B26)."""
 
 import asyncio
 from pathlib import Path
@@ -98,16 +98,16 @@ async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while(
     one.fault = lambda op, box_id: EngineError("out of order") if op == "create" else None
     tried = lambda: sum(op == "create" for op, _ in one.log)  # noqa: E731
     async with house(tmp_path, Named(one, "one"), Named(two, "two")) as hutch:
-        for _ in range(engines.FAILURES + 2):
+        for _ in range(engines.MAX_FAILURES + 2):
             await hutch.create()
-        assert tried() == engines.FAILURES
-        monkeypatch.setattr(engines, "COOL_SECONDS", 0.0)
+        assert tried() == engines.MAX_FAILURES
+        monkeypatch.setattr(engines, "COOL_DOWN_SECONDS", 0.0)
         one.fault = lambda op, box_id: None
         assert (await (await hutch.create()).info()).provider == "one", "its time is over, and it works again"
 
 
 async def test_each_box_gets_the_answer_to_its_own_spec(tmp_path: Path) -> None:
-    """Policy's last answer serves whoever asks the same again, and nobody else; secrets are not kept for that."""
+    """The last policy decision is reused for an equal request only, and it keeps no secrets."""
     config = Config.load(environ={}, cwd=tmp_path, state_dir=str(tmp_path / "s"), provider="one", fallback=["two"])
     engines = Engines(config, {name: Named(Engine(), name) for name in ("one", "two")})
     plain = (await engines.decide(Spec()))[1]
@@ -127,7 +127,7 @@ def test_the_host_is_never_a_stand_in(tmp_path: Path) -> None:
 
 
 class Slow(Named):
-    """Its probe takes until somebody says so."""
+    """An engine whose probe ends only when the test says so."""
 
     def __init__(self, engine: Engine, name: str, **claims: Any) -> None:
         super().__init__(engine, name, **claims)
@@ -141,13 +141,13 @@ class Slow(Named):
 
 
 async def test_callers_who_come_at_once_share_one_probe(tmp_path: Path) -> None:
-    """Lesson 9: a probe may make a box, and thirty first callers need one of it, not thirty."""
+    """A probe may create a box, so thirty first callers share one probe (lesson 9)."""
     slow = Slow(Engine(), "slow")
     async with house(tmp_path, slow) as hutch:
         making = [asyncio.create_task(hutch.create()) for _ in range(30)]
         while not slow.probes:
             await asyncio.sleep(0)
-        making[0].cancel()  # also the one that began it may give up
+        making[0].cancel()  # the caller that started the probe may give up too
         slow.go_on.set()
         outcomes = await asyncio.gather(*making, return_exceptions=True)
         assert isinstance(outcomes[0], asyncio.CancelledError)

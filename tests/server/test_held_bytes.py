@@ -16,13 +16,16 @@ import pytest
 from tests.server.serving import Client, Server, serving, until
 
 MB = 1 << 20
+END = b"0\r\n\r\n"
+"""The end of a chunked answer."""
+READ_TIMEOUT = 2
 SMALL = {"memory_mb": 256, "disk_mb": 64}
 
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Server]:
-    """A server that holds 32 MB for a key, and cuts who does not read for a second."""
-    with serving(HUTCH_SERVER_HELD_MB_PER_KEY="32", HUTCH_SERVER_READ_TIMEOUT_SEC="1") as server:
+    """A server that holds 32 MB for a key, and closes connections that are not read for two seconds."""
+    with serving(HUTCH_SERVER_HELD_MB_PER_KEY="32", HUTCH_SERVER_READ_TIMEOUT_SEC=str(READ_TIMEOUT)) as server:
         yield server
 
 
@@ -37,10 +40,14 @@ def held(server: Server, when: str = "now") -> int:
     return int(float(line.split()[-1]))
 
 
-def unread(client: Client, method: str, path: str, body: Any = None) -> socket.socket:
-    """A request whose answer waits in the server."""
+def cut_connections(server: Server) -> int:
+    return server.log.read_text().count("cut: the answer is not read")
+
+
+def unread(client: Client, method: str, path: str, body: Any = None, *, window: int = 4096) -> socket.socket:
+    """Send a request whose answer nobody reads; `window` is the size of the receive buffer."""
     raw = socket.socket()
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
     raw.connect(client.address)  # type: ignore[arg-type]
     data = json.dumps(body).encode() if body is not None else b""
     key = client.headers["authorization"]
@@ -84,26 +91,41 @@ def test_one_answer_is_cut_to_what_the_server_holds(narrow: Server) -> None:
 
 
 def test_what_nobody_reads_is_cut(narrow: Server) -> None:
-    """The connection is ended, and what it held is free for the next. One that is read slowly but steadily goes on."""
+    """Connections whose answers are not read are closed, and their bytes are free for the next request."""
     client = narrow.tcp(narrow.key("user", "unread"))
+    before = cut_connections(narrow)
     with client.box(**SMALL) as box:
         command = {"command": f"head -c {6 * MB} /dev/zero", "keep_output": 6 * MB}
         waiting = [unread(client, "POST", f"{box}/exec", command) for _ in range(4)]
-        until(lambda: held(narrow) > 6 * MB)
+        until(lambda: cut_connections(narrow) == before + len(waiting))
         until(lambda: held(narrow) == 0)
         for each in waiting:
+            got = bytearray()
             with contextlib.suppress(ConnectionResetError):
-                while each.recv(1 << 20):
-                    pass
+                while part := each.recv(1 << 20):
+                    got += part
+            assert not got.endswith(END), "the answer came whole"
             each.close()
-        slow = unread(client, "POST", f"{box}/exec", {"command": "head -c 1000000 /dev/zero"})
-        got = bytearray()
-        while not got.endswith(b"0\r\n\r\n"):
+
+
+def test_what_is_read_slowly_is_not_cut(narrow: Server) -> None:
+    """A client that takes longer than the timeout for its answer, but reads steadily, gets all of it."""
+    client = narrow.tcp(narrow.key("user", "slow"))
+    with client.box(**SMALL) as box:
+        body = {"command": "head -c 2000000 /dev/zero", "keep_output": 4 * MB}
+        # With a larger window than that of `unread`, the first bytes after the pause take a few calls, also under load.
+        slow = unread(client, "POST", f"{box}/exec", body, window=256 << 10)
+        got, read_at_pause = bytearray(), 0
+        while not got.endswith(END):
             part = slow.recv(1 << 18)
             assert part, "it was cut although it was read"
             got += part
-            time.sleep(0.001)
-        assert got.count(b"\\u0000") > 990_000  # a chunk may end inside of one
+            if (
+                len(got) - read_at_pause > 3 * MB
+            ):  # More than a third of the kernel's buffer, so the server writes again.
+                read_at_pause = len(got)
+                time.sleep(0.75 * READ_TIMEOUT)  # The second such pause is longer than the timeout in total.
+        assert got.count(b"\\u0000") > 1_990_000  # A chunk may end inside a character.
         slow.close()
 
 
@@ -111,7 +133,7 @@ def test_more_than_a_keys_part_is_refused_and_others_have_theirs(narrow: Server)
     """Answers that are not read use up the key's budget; another key's large answer comes all the same."""
     first, second = (narrow.tcp(narrow.key("user", name)) for name in ("full", "other"))
     with first.box(**SMALL) as box, second.box(**SMALL) as other:
-        command = {"command": "head -c 4000000 /dev/zero", "keep_output": 2 * MB}
+        command = {"command": "head -c 2000000 /dev/zero", "keep_output": 2 * MB}
         waiting = [unread(first, "POST", f"{box}/exec", command) for _ in range(16)]
         until(lambda: held(narrow) > 10 * MB)
         got = second.good("POST", f"{other}/exec", {"command": f"head -c {3 * MB} /dev/zero", "keep_output": 4 * MB})

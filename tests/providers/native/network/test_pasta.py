@@ -1,4 +1,4 @@
-"""The uplink through a junction of our own, with pasta to carry it: as root, and as an ordinary user."""
+"""The uplink in a network namespace of our own, with pasta: as root, and as an ordinary user."""
 
 import os
 import select
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.providers.native.network.name_server import NameServer, answer, query
-from tests.providers.native.network.world import (
+from tests.providers.native.network.topology import (
     MACHINE,
     OUTSIDE,
-    PATIENCE,
     PRIVATE,
-    World,
+    TIMEOUT,
+    Topology,
     ask,
     box_namespace,
     connect,
@@ -35,9 +35,12 @@ from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, le
 
 NOBODY = 65534
 SECOND = "198.51.100.7"
-"""Another address of the machine, one that pasta does not copy into the junction."""
+"""Another address of the machine, one that pasta does not copy into our namespace."""
 
-pytestmark = pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)"),
+]
 
 
 @pytest.fixture(params=[0, NOBODY], ids=["root", "rootless"])
@@ -46,15 +49,15 @@ def uid(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def still_world(world: World) -> World:
+def still_topology(topology: Topology) -> Topology:
     """A machine that does not forward, and must not be made to."""
-    world.set_forwarding("0")
-    add_address(world, SECOND)
-    return world
+    topology.set_forwarding("0")
+    add_address(topology, SECOND)
+    return topology
 
 
-def add_address(world: World, address: str) -> None:
-    with in_namespace(world.machine), Netlink() as link:
+def add_address(topology: Topology, address: str) -> None:
+    with in_namespace(topology.machine), Netlink() as link:
         link.ask(netlink.add_address(1, IPv4Address(address), 32))
 
 
@@ -69,7 +72,7 @@ def apply_in_namespace(uplink: Uplink, script: str) -> None:
         firewall.apply(script)
 
 
-def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world: World, uid: int) -> None:
+def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_topology: Topology, uid: int) -> None:
     def scenario() -> list[str]:
         plan = available()
         uplink = open_uplink()
@@ -79,12 +82,12 @@ def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world:
         uplink.close()
         return [plan.how, reached]
 
-    assert run_apart(still_world, scenario, uid=uid) == ["pasta", "connected"]
-    with in_namespace(still_world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
+    assert run_apart(still_topology, scenario, uid=uid) == ["pasta", "connected"]
+    with in_namespace(still_topology.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
         assert file.read() == "0\n"
 
 
-def test_the_machine_is_refused_at_every_address(still_world: World, uid: int) -> None:
+def test_the_machine_is_refused_at_every_address(still_topology: Topology, uid: int) -> None:
     """Pasta connects from the machine itself: without our rule it would reach what listens there."""
 
     def scenario() -> list[str]:
@@ -99,11 +102,11 @@ def test_the_machine_is_refused_at_every_address(still_world: World, uid: int) -
         return facts
 
     refused = "EHOSTUNREACH"
-    facts = run_apart(still_world, scenario, uid=uid)
+    facts = run_apart(still_topology, scenario, uid=uid)
     assert facts == [refused, refused, refused, "connected", "connected"]
 
 
-def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, uid: int) -> None:
+def test_an_address_the_machine_gets_later_is_refused_too(still_topology: Topology, uid: int) -> None:
     late = "198.51.100.8"
     ready, told = os.pipe()
     added, go_on = os.pipe()
@@ -114,7 +117,7 @@ def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, ui
         uplink.connect(box)
         os.write(told, b"1")
         os.read(added, 1)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while connect(box, late) == "connected" and time.monotonic() < deadline:
             time.sleep(0.02)  # the helper hears of it from the kernel, as soon as it runs
         facts = [connect(box, late), connect(box, OUTSIDE), uplink.handle()]
@@ -123,11 +126,11 @@ def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, ui
 
     def add_when_ready() -> None:
         os.read(ready, 1)
-        add_address(still_world, late)
+        add_address(still_topology, late)
         os.write(go_on, b"1")
 
     helper = in_fork(add_when_ready)
-    assert run_apart(still_world, scenario, uid=uid) == ["EHOSTUNREACH", "connected", True]
+    assert run_apart(still_topology, scenario, uid=uid) == ["EHOSTUNREACH", "connected", True]
     os.waitpid(helper, 0)
     for each in (ready, told, added, go_on):
         os.close(each)
@@ -143,7 +146,7 @@ def in_fork(step: Callable[[], None]) -> int:
     return pid
 
 
-def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int) -> None:
+def test_private_ranges_and_neighbours_are_refused(still_topology: Topology, uid: int) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
         box, other = box_namespace(), box_namespace()
@@ -158,12 +161,12 @@ def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int)
         uplink.close()
         return [list(by_routes), list(by_firewall), allowed, control]
 
-    facts = run_apart(still_world, scenario, uid=uid)
+    facts = run_apart(still_topology, scenario, uid=uid)
     assert facts == [["EACCES"], ["EHOSTUNREACH"], "connected", "connected"]
 
 
-def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, resolv_conf: Path) -> None:
-    """As systemd-resolved: reached by the helper, who stayed on the machine's network, and by no box."""
+def test_a_resolver_on_the_machines_loopback_is_asked(still_topology: Topology, uid: int, resolv_conf: Path) -> None:
+    """As systemd-resolved: reached by the helper, which stayed on the machine's network, and by no box."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> bool:
@@ -175,8 +178,8 @@ def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: i
         uplink.close()
         return right
 
-    with NameServer(still_world.machine, "127.0.0.53"):
-        assert run_apart(still_world, scenario, uid=uid)
+    with NameServer(still_topology.machine, "127.0.0.53"):
+        assert run_apart(still_topology, scenario, uid=uid)
 
 
 def children(pid: int) -> list[int]:
@@ -188,7 +191,7 @@ def is_pasta(pid: int) -> bool:
     return b"pasta" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-class Staff(NamedTuple):
+class HelperProcesses(NamedTuple):
     """The processes of an uplink."""
 
     helper: int
@@ -196,10 +199,10 @@ class Staff(NamedTuple):
     pasta: int
 
     @classmethod
-    def of(cls, owner: int) -> "Staff":
+    def of(cls, owner: int) -> "HelperProcesses":
         """Once they are all there: a dead worker may not be replaced yet, nor the anchor gone that pasta comes in by.
         The pasta of a dead worker carries for a moment more, so that being connected does not tell."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             with suppress(FileNotFoundError, ProcessLookupError, ValueError):
                 (helper,) = [each for each in children(owner) if children(each)]
@@ -211,26 +214,26 @@ class Staff(NamedTuple):
             time.sleep(0.01)
 
 
-def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
+def test_helper_and_pasta_end_with_a_killed_owner(still_topology: Topology, uid: int) -> None:
     """Nothing is left after kill -9: not even where a box holds a copy of the owner's descriptors."""
     ready, told = os.pipe()
 
     def owner() -> None:
         def scenario() -> None:
             uplink = open_uplink()
-            box = in_fork(lambda: time.sleep(uplink.fileno() and PATIENCE * 2))
+            box = in_fork(lambda: time.sleep(uplink.fileno() and TIMEOUT * 2))
             os.write(told, f"{os.getpid()} {box}".encode())
             signal.pause()
 
-        run_apart(still_world, scenario, uid=uid)
+        run_apart(still_topology, scenario, uid=uid)
 
     outer = in_fork(owner)
     pid, box = map(int, os.read(ready, 100).split())
     try:
-        watched = [os.pidfd_open(each) for each in Staff.of(pid)]
+        watched = [os.pidfd_open(each) for each in HelperProcesses.of(pid)]
         os.kill(pid, signal.SIGKILL)
         for each in watched:
-            assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
+            assert select.select([each], [], [], TIMEOUT)[0], "it outlived its owner"
             os.close(each)
     finally:
         for each in (pid, box):  # in this order: `outer` holds the owner's pid for as long as the box lives
@@ -242,7 +245,7 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
 
 def until_connected(box: int) -> str:
     """Whoever connects in the moment without pasta is refused; the last refusal, if it never works again."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := connect(box, OUTSIDE)) != "connected" and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
@@ -252,15 +255,15 @@ def kill(pid: int) -> None:
     """Returns when it has ended, buried or not."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([pidfd], [], [], PATIENCE)[0]
+    assert select.select([pidfd], [], [], TIMEOUT)[0]
     os.close(pidfd)
 
 
 @pytest.mark.parametrize("killed", ["worker", "pasta"])
-def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
-    still_world: World, uid: int, killed: str, resolv_conf: Path
+def test_a_killed_worker_is_replaced_and_boxes_are_online_again(
+    still_topology: Topology, uid: int, killed: str, resolv_conf: Path
 ) -> None:
-    """Lesson 34: a box that is offline without a word is the worst. Twice, for old boxes and for new ones."""
+    """A box that is offline without a word is the worst. Twice, for old boxes and for new ones (lesson 34)."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> list[Any]:
@@ -269,11 +272,11 @@ def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
         box_link = uplink.connect(old)
         facts: list[Any] = []
         for _ in range(2):
-            before = Staff.of(os.getpid())
+            before = HelperProcesses.of(os.getpid())
             kill(getattr(before, killed))
             facts.append(until_connected(old))
             facts.append(ask(old, box_link.nameserver, query("example.test")) == answer(query("example.test")))
-            after = Staff.of(os.getpid())
+            after = HelperProcesses.of(os.getpid())
             facts.append((after.helper == before.helper, after.worker == before.worker, after.pasta == before.pasta))
         new = box_namespace()
         uplink.connect(new)
@@ -281,13 +284,13 @@ def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
         uplink.close()
         return facts
 
-    with NameServer(still_world.machine, "127.0.0.53"):
-        facts = run_apart(still_world, scenario, uid=uid)
+    with NameServer(still_topology.machine, "127.0.0.53"):
+        facts = run_apart(still_topology, scenario, uid=uid)
     mended = ["connected", True, [True, False, False]]
     assert facts == [*mended, *mended, "connected", "EHOSTUNREACH", "EHOSTUNREACH"]
 
 
-def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_world: World, uid: int) -> None:
+def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_topology: Topology, uid: int) -> None:
     """What the dead worker knew is not believed: the machine's addresses are refused before anything is carried."""
 
     def scenario() -> list[str]:
@@ -297,36 +300,36 @@ def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_wor
         # As if the last worker had died before it heard of this address.
         apply_in_namespace(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
         facts = [connect(box, SECOND)]
-        kill(Staff.of(os.getpid()).worker)
+        kill(HelperProcesses.of(os.getpid()).worker)
         facts += [until_connected(box), connect(box, SECOND)]
         uplink.close()
         return facts
 
-    assert run_apart(still_world, scenario, uid=uid) == ["connected", "connected", "EHOSTUNREACH"]
+    assert run_apart(still_topology, scenario, uid=uid) == ["connected", "connected", "EHOSTUNREACH"]
 
 
-def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: World) -> None:
+def test_a_helper_whose_workers_all_fail_gives_up_and_says_why(still_topology: Topology) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
         tag = uplink.tag
         facts: list[Any] = [uplink_name.stands(tag)]
         os.unlink("/dev/net/tun")
-        kill(Staff.of(os.getpid()).pasta)
-        facts.append(bool(select.select([uplink], [], [], PATIENCE)[0]))
+        kill(HelperProcesses.of(os.getpid()).pasta)
+        facts.append(bool(select.select([uplink], [], [], TIMEOUT)[0]))
         facts += [uplink.handle(), uplink_name.stands(tag), uplink.broken]
         uplink.close()
         return facts
 
-    *facts, broken = run_apart(still_world, scenario)
+    *facts, broken = run_apart(still_topology, scenario)
     assert facts == [True, True, False, False]
     assert "pasta ended with status 1" in broken and "tun" in broken
 
 
-def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> None:
+def test_a_killed_helper_is_noticed_and_reported(still_topology: Topology, uid: int) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
-        kill(Staff.of(os.getpid()).helper)
-        heard = bool(select.select([uplink], [], [], PATIENCE)[0])
+        kill(HelperProcesses.of(os.getpid()).helper)
+        heard = bool(select.select([uplink], [], [], TIMEOUT)[0])
         alive = uplink.handle()
         try:
             uplink.connect(box_namespace())
@@ -334,13 +337,13 @@ def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> No
             return [heard, alive, str(error)]
         return ["box_link"]
 
-    heard, alive, message = run_apart(still_world, scenario, uid=uid)
+    heard, alive, message = run_apart(still_topology, scenario, uid=uid)
     assert (heard, alive) == (True, False)
     assert "the network helper was killed" in message
 
 
-def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: int) -> None:
-    with in_namespace(still_world.machine), Netlink() as link:
+def test_a_machine_that_uses_the_pool_keeps_its_part(still_topology: Topology, uid: int) -> None:
+    with in_namespace(still_topology.machine), Netlink() as link:
         link.ask(netlink.route_via(IPv4Network("198.18.0.0/16"), IPv4Address(OUTSIDE)))
 
     def scenario() -> str:
@@ -349,11 +352,11 @@ def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: in
         uplink.close()
         return box_link.address
 
-    assert IPv4Address(run_apart(still_world, scenario, uid=uid)) in IPv4Network("198.19.0.0/16")
+    assert IPv4Address(run_apart(still_topology, scenario, uid=uid)) in IPv4Network("198.19.0.0/16")
 
 
-def test_a_spawner_that_has_not_left_never_touches_the_machines_forwarding(still_world: World) -> None:
-    with in_namespace(still_world.machine):
+def test_a_spawner_that_has_not_left_never_touches_the_machines_forwarding(still_topology: Topology) -> None:
+    with in_namespace(still_topology.machine):
         with pytest.raises(NetworkUnavailable, match="has not left"):
             Uplink(helper=NetworkHelper.fork())
         with open("/proc/sys/net/ipv4/ip_forward") as file:

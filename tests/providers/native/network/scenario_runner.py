@@ -1,8 +1,8 @@
-"""A stage for whole programs: they run on the machine of a small world, with a name server, and real boxes in it.
+"""Runs a whole program on the machine of a test topology, with a name server and real boxes.
 
-`python -m tests.providers.native.network.stage FORWARDING PASTA PROGRAM...`. As an ordinary user the world lies in a
-user namespace of that user's own, and the program, which is exec'd, has no power over it: it is as any ordinary user's
-on any machine.
+`python -m tests.providers.native.network.scenario_runner FORWARDING PASTA PROGRAM...`. For an ordinary user the
+topology lies in a user namespace of that user, and the program, which is exec'd, has no power over it, as on any
+machine.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.providers.native.network.name_server import NameServer
 from tests.providers.native.network.tls_server import TlsServer
-from tests.providers.native.network.world import OUTSIDE, World
+from tests.providers.native.network.topology import OUTSIDE, Topology
 
 from hutch.linux import kernel
 from hutch.providers.native.network.availability import TUN
@@ -27,24 +27,25 @@ RESOLVER = "127.0.0.53"
 ROOT = Path(__file__).parents[4]
 
 
-def play(scene: str, *, forwarding: str, mute: bool = False) -> None:
-    """Run a scene of `played.py`, and fail with what it said. `mute`: pasta carries no TCP there."""
+def run_scenario(name: str, *, forwarding: str, mute: bool = False) -> None:
+    """Run a scenario of `scenarios.py`, and fail with its errors. With `mute`, pasta carries no TCP."""
     for program, package in (("nft", "nftables"), ("pasta", "passt")):
         if find_program(program) is None:
             pytest.skip(f"needs {program} (package {package})")
     if os.geteuid() and not os.access(TUN, os.R_OK | os.W_OK):
         pytest.skip(f"needs a {TUN} that ordinary users may open")
-    stage = [sys.executable, "-m", "tests.providers.native.network.stage", forwarding, "mute" if mute else "sound"]
+    here = "tests.providers.native.network"
+    runner = [sys.executable, "-m", f"{here}.scenario_runner", forwarding, "mute" if mute else "sound"]
     done = subprocess.run(
-        [*stage, sys.executable, "-m", "tests.providers.native.network.played", scene],
+        [*runner, sys.executable, "-m", f"{here}.scenarios", name],
         cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("played\n")
+    assert done.stdout.endswith("done\n")
 
 
 def _mute_pasta(directory: Path) -> None:
-    """As one with a defect: it gives a route, and connections over it hang. In this mount namespace only."""
+    """Replace pasta, in this mount namespace only, by one that gives a route over which connections hang."""
     real = find_program("pasta")
     assert real is not None
     shutil.copy(real, directory / "pasta")
@@ -67,12 +68,12 @@ def main(forwarding: str, pasta: str, *program: str) -> int:
         stack.callback(kernel.syscall, "umount2", os.fsencode(os.path.realpath("/etc/resolv.conf")), 0)
         if pasta == "mute":
             _mute_pasta(directory)
-        world = World(stack)
-        world.set_forwarding(forwarding)
-        stack.enter_context(NameServer(world.machine, RESOLVER))
-        stack.enter_context(TlsServer(world.outside, OUTSIDE, directory))
+        topology = Topology(stack)
+        topology.set_forwarding(forwarding)
+        stack.enter_context(NameServer(topology.machine, RESOLVER))
+        stack.enter_context(TlsServer(topology.outside, OUTSIDE, directory))
         return subprocess.run(
-            program, check=False, preexec_fn=lambda: kernel.setns(world.machine, kernel.CLONE_NEWNET)
+            program, check=False, preexec_fn=lambda: kernel.setns(topology.machine, kernel.CLONE_NEWNET)
         ).returncode
 
 

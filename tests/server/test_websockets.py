@@ -8,13 +8,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
-from tests.server.serving import PATIENCE, Client, Server, until
+from tests.server.serving import TIMEOUT_SECONDS, Client, Server, until
 
 
 @contextmanager
 def attached(client: Client, path: str, **headers: str) -> Iterator[ClientConnection]:
     given = {name.replace("_", "-"): value for name, value in {**client.headers, **headers}.items()}
-    options = {"additional_headers": given, "open_timeout": PATIENCE, "compression": None, "proxy": None}
+    options = {"additional_headers": given, "open_timeout": TIMEOUT_SECONDS, "compression": None, "proxy": None}
     if isinstance(client.address, str):
         options.pop("proxy")
         opened = unix_connect(client.address, f"ws://localhost{path}", **options)
@@ -27,14 +27,14 @@ def attached(client: Client, path: str, **headers: str) -> Iterator[ClientConnec
 def _until(socket: ClientConnection, wanted: bytes) -> bytes:
     got = b""
     while wanted not in got:
-        frame = socket.recv(PATIENCE)
+        frame = socket.recv(TIMEOUT_SECONDS)
         assert isinstance(frame, bytes), frame
         got += frame
     return got
 
 
 def test_a_terminal(client: Client) -> None:
-    """Issue 4.1: bytes both ways, resized while it runs, its end is told."""
+    """A terminal carries bytes both ways, can be resized, and reports its end."""
     with client.box() as box, attached(client, f"{box}/terminal?rows=30&cols=90") as socket:
         socket.send(b"stty size; tty\n")
         assert b"30 90" in _until(socket, b"/dev/")
@@ -45,7 +45,7 @@ def test_a_terminal(client: Client) -> None:
         end = None
         with pytest.raises(ConnectionClosed) as closed:
             while True:
-                frame = socket.recv(PATIENCE)
+                frame = socket.recv(TIMEOUT_SECONDS)
                 end = frame if isinstance(frame, str) else end
         assert json.loads(end or "null") == {"exit_code": 5, "signal": None}
         assert closed.value.rcvd is not None
@@ -63,26 +63,26 @@ def test_whoever_leaves_a_terminal_hangs_up(client: Client) -> None:
 
 
 def test_the_relay_frames_lines(server: Server) -> None:
-    """B29, lesson 36: one frame for each line, whatever the pieces were; the job outlives its client."""
+    """Each line is one frame, however it was written; the job outlives its client (B29, lesson 36)."""
     client = server.tcp(server.key("user", "relay"))
     with client.box() as box:
         command = 'printf "fir"; sleep 0.05; printf "st\\nsecond\\n"; while read -r x; do printf "<%s>\\n" "$x"; done'
         job = f"{box}/jobs/{client.good('POST', f'{box}/jobs', {'command': command})['id']}"
         with attached(client, f"{job}/ws") as socket:
-            assert [socket.recv(PATIENCE), socket.recv(PATIENCE)] == ["first", "second"]
+            assert [socket.recv(TIMEOUT_SECONDS), socket.recv(TIMEOUT_SECONDS)] == ["first", "second"]
             socket.send('{"jsonrpc": "2.0", "text": "ü"}')
-            assert socket.recv(PATIENCE) == '<{"jsonrpc": "2.0", "text": "ü"}>'
+            assert socket.recv(TIMEOUT_SECONDS) == '<{"jsonrpc": "2.0", "text": "ü"}>'
             long = "x" * 300_000
             socket.send(long)
-            assert socket.recv(PATIENCE) == f"<{long}>"
+            assert socket.recv(TIMEOUT_SECONDS) == f"<{long}>"
         assert client.good("GET", job)["state"] == "running"
         seen = client.good("GET", job)["stdout_total"]
         with attached(client, f"{job}/ws?cursor={seen}") as socket:
             socket.send("again")
-            assert socket.recv(PATIENCE) == "<again>", "nothing of before is told twice"
+            assert socket.recv(TIMEOUT_SECONDS) == "<again>", "nothing of before is told twice"
             client.good("POST", f"{job}/stdin?close=true", b"")
             with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(PATIENCE)
+                socket.recv(TIMEOUT_SECONDS)
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "ended: ok")
 
@@ -93,13 +93,13 @@ def test_a_frame_of_two_lines_is_refused(client: Client) -> None:
         with attached(client, f"{job}/ws") as socket:
             socket.send("one\ntwo")
             with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(PATIENCE)
+                socket.recv(TIMEOUT_SECONDS)
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1008
 
 
 def test_sockets_ask_at_the_same_door(server: Server) -> None:
-    """Keys, roles, owners, leases and origins count here too, and are told by status."""
+    """Keys, roles, owners, leases and origins are checked for WebSockets too, and a refusal has a status."""
     user, observer = (server.tcp(server.key(role, "ws")) for role in ("user", "observer"))
     stranger = server.tcp(server.key("user", "ws-stranger"))
     with user.box() as box:
