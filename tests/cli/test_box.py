@@ -198,7 +198,7 @@ async def test_a_box_of_a_live_process_is_left_alone(home: Home) -> None:
         code, told = await asyncio.to_thread(home.answer, "box", "exec", "theirs", "true")
         assert (code, told["error"]["code"]) == (125, "held_elsewhere")
         assert told["error"]["remedy"]
-        shown = await asyncio.to_thread(home.told, "box", "show", "theirs")
+        shown = await asyncio.to_thread(home.json, "box", "show", "theirs")
         assert (shown["id"], shown["in_use_by_a_process"], shown["jobs"]) == (box.id, True, None)
         code, told = await asyncio.to_thread(home.answer, "box", "destroy", "theirs", "--force")
         assert (code, told["errors"][0]["code"]) == (125, "held_elsewhere")

@@ -63,7 +63,7 @@ def home(server: Server, hutch_directories: Path) -> Iterator[Home]:
     yield place
     left = place.hutch("box", "destroy", "--all", "--force")
     assert left.returncode == 0, left
-    assert place.told("box", "list")["boxes"] == []
+    assert place.json("box", "list")["boxes"] == []
     assert not (place.state / "hutch.db").exists(), "nothing was kept here"
 
 
@@ -101,16 +101,16 @@ def ended(home: Home, name: str) -> str:
 
 def test_boxes_are_the_servers(either: Home, server: Server) -> None:
     """They are made there, with its clocks: --keep is how long they may be idle."""
-    box = either.told("box", "create", "--name", "served", "--keep", "2h", "--label", "task=42")
+    box = either.json("box", "create", "--name", "served", "--keep", "2h", "--label", "task=42")
     admin = server.unix(hutch_admin="yes")
     assert admin.good("GET", f"/v1/boxes/{box['id']}")["spec"]["idle_timeout_sec"] == 7200
     assert box["labels"]["task"] == "42"
     for text in (box["id"], box["id"][:6], "served"):
-        assert either.told("box", "show", text)["id"] == box["id"]
+        assert either.json("box", "show", text)["id"] == box["id"]
     either.good("box", "rename", "served", "named-again")
     assert {"named-again", box["id"]} <= set(either.good("box", "list", "--names").split())
-    assert either.told("box", "pause", "named-again")["state"] == "paused"
-    assert either.told("box", "resume", "named-again")["state"] == "running"
+    assert either.json("box", "pause", "named-again")["state"] == "paused"
+    assert either.json("box", "resume", "named-again")["state"] == "running"
 
 
 def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path
     file = tmp_path / "mover.hutch"
     either.good("box", "create", "--name", "mover", "--label", "a=b")
     either.good("box", "exec", "mover", "--", "sh", "-c", "echo content >file")
-    told = either.told("box", "export", "mover", str(file))
+    told = either.json("box", "export", "mover", str(file))
     assert (told["parts"], told["size"]) == (["workspace", "home"], file.stat().st_size)
     assert file.stat().st_mode & 0o077 == 0, "what is in a box is its owner's"
     moved = either.good("box", "import", str(file), "--name", "moved", "--keep", "2h").strip()
@@ -167,27 +167,27 @@ def test_volumes_and_events(either: Home) -> None:
     assert either.answer("volume", "create", "shared")[1]["error"]["code"] == "conflict"
     box = either.good("box", "create", "--workspace", "volume:shared").strip()
     either.good("box", "exec", box, "--", "sh", "-c", "echo for all > file")
-    (volume,) = either.told("volume", "list")["volumes"]
+    (volume,) = either.json("volume", "list")["volumes"]
     assert (volume["name"], volume["boxes"]) == ("shared", [box])
-    last = either.told("events", "--box", box)["last"]
+    last = either.json("events", "--box", box)["last"]
     with started("events", "--follow", "--json", "--after", str(last), env=either.env) as process:
         assert process.stdout
         either.good("box", "destroy", box)
         read_until(process.stdout.fileno(), b'"gone"')
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
-    kinds = [event["kind"] for event in either.told("events", "--box", box)["events"]]
+    kinds = [event["kind"] for event in either.json("events", "--box", box)["events"]]
     assert (kinds[0], kinds[-1]) == ("created", "gone")
-    shown = either.told("volume", "show", "shared")
+    shown = either.json("volume", "show", "shared")
     local = "HUTCH_SERVER" not in either.env
     assert (shown["bytes"], bool(shown["path"])) == ((len("for all\n"), True) if local else (None, False))
     either.good("volume", "remove", "shared")
-    assert either.told("volume", "list")["volumes"] == []
+    assert either.json("volume", "list")["volumes"] == []
 
 
 def test_the_status(either: Home, server: Server, tmp_path: Path) -> None:
     """Ready, unreachable and disabled are told apart, by exit code, text and JSON (B25)."""
-    told = either.told("status")
+    told = either.json("status")
     assert (told["state"], told["available"], told["provider"]) == ("ready", True, "native")
     assert told["server"].startswith(("unix:", "http://"))
     assert "state:    ready" in either.good("status")
