@@ -1,8 +1,8 @@
 """Fill in which tests prove each requirement and lesson of docs/requirements.md.
 
-A test names what it proves in a docstring: `(B14)`, `(P6, S3)`, `(lesson 10)`. The numbers and sentences of the page are
-written by hand; its last column is written by this program. `--check` writes nothing and fails if the page is out of
-date, or if any source file names a number that the page does not have.
+A test names what it proves in a docstring: `(B14)`, `(P6, S3)`, `(lesson 10)`. The numbers and sentences of the page
+are written by hand; its last column is written by this program. `--check` writes nothing and fails if the page is out
+of date, or if any source file names a number that the page does not have.
 """
 
 import ast
