@@ -131,7 +131,7 @@ async def test_a_hijacked_stream_feeds_a_link_in_whatever_pieces_it_comes(tmp_pa
         hijacked = await hijack(http, "x")
         link = Link()
         hijacked.become(link)
-        await link.greeted(5.0)
+        await link.wait_for_hello(5.0)
         assert link.hello["box_id"] == "b" and b"a warning" in hijacked.stderr
         link.close()
     async with answering(tmp_path, plain("409 Conflict", b'{"message": "is paused"}')) as http:

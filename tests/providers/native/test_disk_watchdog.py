@@ -234,12 +234,12 @@ def test_after_many_hits_in_a_row_no_command_starts() -> None:
     """Threat: a box that is asked again and again would fill the disk piece by piece."""
     overrun = Overrun(Use(MB, 100))
     for number in range(MOST_HITS + 1):
-        assert not overrun.jammed
+        assert not overrun.is_blocked
         overrun.hit(Use((number + 2) * MB))
         overrun.counted(Use((number + 2) * MB))
-    assert overrun.jammed
+    assert overrun.is_blocked
     overrun.counted(Use(MB))
-    assert not overrun.jammed and overrun.bound == overrun.limit
+    assert not overrun.is_blocked and overrun.bound == overrun.limit
 
 
 def test_idle_box_is_not_walked_again(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:

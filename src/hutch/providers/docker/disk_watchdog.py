@@ -64,9 +64,9 @@ class DiskWatchdog:
 
     async def over_limit(self) -> Excess | None:
         """Return by how much the box is over its limit if no command may start in it, else None."""
-        if self.overrun.settling or self.overrun.jammed:
+        if self.overrun.settling or self.overrun.is_blocked:
             await self._look()
-        return self.overrun.excess if self.overrun.jammed else None
+        return self.overrun.excess if self.overrun.is_blocked else None
 
     async def used_bytes(self) -> int:
         layer = await self._engine.layer_bytes(self._container)

@@ -135,7 +135,7 @@ class ApiLane:
             stream.send(framed_options(options))
         stream.become(link)
         try:
-            await link.greeted(TIMEOUT if options is not None else 10.0)
+            await link.wait_for_hello(TIMEOUT if options is not None else 10.0)
         except (BoxBroken, Unavailable) as error:
             stderr = stream.stderr.decode("utf-8", "replace").strip()
             raise await self._explain(error, stderr) from error

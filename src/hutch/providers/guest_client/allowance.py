@@ -1,4 +1,4 @@
-"""How much of what a guest sends may wait in this process, for whoever asked for it.
+"""Allowances: how many bytes from guests this process may hold for the requests that asked for them.
 
 A program that embeds Hutch holds what it asked for in its own memory. A server holds it for strangers: it sets an
 allowance around each request, and every channel that is opened inside counts what it holds against it.
@@ -10,25 +10,25 @@ from contextvars import ContextVar
 from typing import Protocol
 
 FREE = 64 << 10
-"""Bytes of one result that are not counted: most results are smaller, and a connection's buffers hold as much."""
+"""The bytes of one result that are not counted: most results are smaller, and a socket's buffers hold as much."""
 
 
 LARGE = 1 << 20
-"""A result that has more is counted until the request has ended; a smaller one only until it is handed over, because
-whoever sends it on counts it again."""
+"""A result that has more bytes is counted until the request has ended. A smaller one is counted only until it is
+handed over, because whoever sends it on counts it again."""
 
 
 class Allowance(Protocol):
-    """What one request may hold."""
+    """The bytes that one request may hold in memory."""
 
     def take(self, size: int) -> None:
-        """Count bytes that are here already. QuotaExceeded if there are too many; then they must be dropped."""
+        """Count bytes that are here already. Raises QuotaExceeded if they are too many; they must then be dropped."""
 
     def give(self, size: int) -> None:
-        """These bytes are not held any more."""
+        """Stop counting bytes that are no longer held."""
 
     async def reserve(self, size: int) -> None:
-        """Wait until so many bytes may come, and count them. QuotaExceeded if that takes too long."""
+        """Wait until so many bytes may come, and count them. Raises QuotaExceeded if that takes too long."""
 
 
 _current: ContextVar[Allowance | None] = ContextVar("hutch_allowance", default=None)
@@ -36,7 +36,7 @@ _current: ContextVar[Allowance | None] = ContextVar("hutch_allowance", default=N
 
 @contextmanager
 def allowed(allowance: Allowance) -> Iterator[None]:
-    """Channels that are opened inside, also by tasks begun inside, count against `allowance`."""
+    """Count channels that are opened inside, also by tasks begun inside, against `allowance`."""
     token = _current.set(allowance)
     try:
         yield
@@ -45,5 +45,5 @@ def allowed(allowance: Allowance) -> Iterator[None]:
 
 
 def current() -> Allowance | None:
-    """The allowance of the request that is being answered; None: nobody counts."""
+    """Return the allowance of the request that is being answered, or None if nobody counts."""
     return _current.get()

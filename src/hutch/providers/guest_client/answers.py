@@ -1,4 +1,4 @@
-"""The shapes of a guest's answers. What does not fit is a broken guest, not a crash of the keeper."""
+"""The types of a guest's answers. An answer that does not fit means a broken guest, and never crashes the keeper."""
 
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """How many processes were killed to make room."""
+    """The number of processes that were killed to make room."""
 
     cleared: int
 
@@ -27,14 +27,14 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """Output that a follower asked for and that is lost."""
+    """The output that a follower asked for and that is lost."""
 
     stream: Literal["stdout", "stderr"]
     skipped: int
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listing adds to how a job stands."""
+    """The fields that a listing adds to a job's state."""
 
     command: list[str]
     name: str

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hutch.providers.guest_client.link import Link
 
 PIECE = 1 << 18
-"""Content is sent in pieces of at most so many bytes."""
+"""The most bytes of content that one frame carries."""
 
 Fields = dict[str, Any]
 
@@ -52,9 +52,9 @@ class Channel:
         self._timer: asyncio.TimerHandle | None = None
         self._allowance = allowance
         self._held = 0
-        """Bytes that are counted against the allowance."""
+        """The bytes that are counted against the allowance."""
         self._expected = 0
-        """Bytes beyond the window for which room is still to be asked."""
+        """The bytes beyond the window for which the allowance was not asked yet."""
         self._widening: asyncio.Task[None] | None = None
         self.number = number
         self.abandoned = False
@@ -67,7 +67,7 @@ class Channel:
         self.abandon()
 
     async def answer(self) -> Fields:
-        """The guest's REPLY, or its ERROR raised."""
+        """Return the guest's REPLY, or raise its ERROR."""
         try:
             return await self._answer
         except asyncio.CancelledError:
@@ -75,7 +75,7 @@ class Channel:
             raise
 
     def abandon(self) -> None:
-        """Nobody waits any more: tell the guest, and drop what still comes."""
+        """Tell the guest that nobody waits any more, and drop what still comes."""
         if self.abandoned or self.number not in self._link.channels:
             return
         self.abandoned = True
@@ -84,7 +84,7 @@ class Channel:
         self._link.send(frame(CANCEL, self.number))
 
     def _drop(self) -> None:
-        """Let go of what came and was not taken."""
+        """Release content that came and was not taken."""
         self._inbox.clear()
         if self.collected is not None:
             self.collected = (bytearray(), bytearray())
@@ -93,7 +93,7 @@ class Channel:
             self._held = 0
 
     def expire(self, seconds: float, message: str) -> None:
-        """Give up on an answer that does not come."""
+        """Give up on the answer if it does not come in time."""
         self._timer = self._link.loop.call_later(seconds, self._expired, message)
 
     def stop_timer(self) -> None:
@@ -113,7 +113,7 @@ class Channel:
         return self
 
     async def __anext__(self) -> tuple[int, Any]:
-        """(kind, content) as it comes: bytes of DATA, OUT, ERR; the object of an EVENT. Ends with the answer."""
+        """Return the next (kind, content): bytes of DATA, OUT, ERR; the object of an EVENT. The answer ends it."""
         while not self._inbox:
             if self._answer.done():
                 self._answer.result()
@@ -127,15 +127,15 @@ class Channel:
         return kind, content
 
     def _consume(self, size: int) -> None:
-        """Grant again what was taken, in few frames."""
+        """Grant the guest new credit for what was taken, in few frames."""
         self._consumed += size + FRAME_COST
         if self._consumed >= WINDOW // 4 and self.number in self._link.channels and not self.abandoned:
             self.grant(self._consumed)
             self._consumed = 0
 
     def expect(self, keep: int) -> None:
-        """Let a result of both streams come whole that is larger than the window. Where bytes are counted, it waits in
-        the box until there is room for it."""
+        """Let a result of both streams come whole although it is larger than the window. Where bytes are counted, it
+        waits in the box until the allowance has room for it."""
         if 2 * keep <= WINDOW // 2:
             return
         if self._allowance is None:
@@ -149,11 +149,11 @@ class Channel:
         except HutchError as error:
             self._refuse(error)
         else:
-            self._allowance = None  # what still comes was counted now
+            self._allowance = None  # `reserve` has counted what still comes
             self.grant(size)
 
     def output(self, index: int) -> bytes:
-        """What was collected: 0 stdout, 1 stderr. It is handed over: two copies of a large result are one too many."""
+        """Hand over what was collected from stdout (0) or stderr (1), and keep no second copy of a large result."""
         if self.collected is None:
             return b""
         whole = bytes(self.collected[index])
@@ -167,7 +167,7 @@ class Channel:
         self._link.send(frame(CREDIT, self.number, CREDIT_SIZE.pack(size)))
 
     def take(self, kind: int, content: Any, size: int) -> None:
-        """Something came for this channel; more than was granted is a violation."""
+        """Accept content for this channel. More than was granted is a violation."""
         self._allowed -= size + FRAME_COST
         if self._allowed < 0:
             raise ProtocolError(f"channel {self.number} sent more than it was granted")
@@ -184,14 +184,14 @@ class Channel:
             self.collected[1].extend(content)
 
     def _count(self, allowance: Allowance, size: int) -> bool:
-        """Whether these bytes may be held. Those of a small result are not counted at all."""
+        """Return whether these bytes may be held. The bytes of a small result are not counted at all."""
         if self.collected is not None:
             if self._allowed < WINDOW // 2 and self._expected and self._widening is None:
                 self._widening = self._link.loop.create_task(self._widen(allowance, self._expected))
             if not self._held and WINDOW - self._allowed <= FREE:
                 return True
         elif not self._inbox:
-            return True  # somebody waits for it, or will in a moment
+            return True  # somebody waits for this content, or will in a moment
         try:
             allowance.take(size)
         except QuotaExceeded as error:
@@ -207,14 +207,14 @@ class Channel:
             self._allowance.give(size)
 
     def _refuse(self, error: HutchError) -> None:
-        """Fail the channel for want of room. The guest keeps the content if it can, and the caller gets the error."""
+        """Fail the channel because the allowance is full. The guest keeps the content if it can."""
         self.abandon()
         self.fail(error)
 
     # --- content to the guest --------------------------------------------------------------------------------
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """As DATA, within the guest's credit. Returns early when the guest has already answered."""
+        """Send bytes as DATA, within the guest's credit. Returns early when the guest has already answered."""
         view = memoryview(data)
         while view and not self._answer.done():
             size = min(len(view), self._sendable, PIECE)
@@ -226,7 +226,7 @@ class Channel:
             view = view[size:]
 
     def end(self) -> None:
-        """No more DATA."""
+        """Tell the guest that no more DATA comes."""
         if not self._answer.done():
             self._link.send(frame(END, self.number))
 
@@ -238,7 +238,7 @@ class Channel:
         await self._writer
 
     def add_credit(self, size: int) -> None:
-        """A guest gives back what it took, never more: credit frames cost it nothing, and must not be endless."""
+        """Add credit from the guest. It may give back only what it took: credit frames cost it nothing."""
         if size == 0 or self._sendable + size > WINDOW:
             raise ProtocolError(f"channel {self.number} was granted more than it had sent")
         self._sendable += size
@@ -267,7 +267,7 @@ class Channel:
         self._stop_widening()
         if not self._answer.done():
             self._answer.set_exception(error)
-            self._answer.exception()  # a streaming caller may never look at it
+            self._answer.exception()  # a streaming caller may never look at the error
         _wake(self._reader)
         _wake(self._writer)
 

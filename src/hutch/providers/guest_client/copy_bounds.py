@@ -1,13 +1,13 @@
-"""Bounds of a copy out of a box: the box writes the stream, and the caller's disk would be filled by it."""
+"""Bounds of a copy out of a box: the box writes the stream, and could fill the caller's disk with it."""
 
 import posixpath
 
 from hutch.model.spec import EffectiveSpec
 
 IMAGE_BYTES = 16 << 30
-"""Bytes that a copy may have beyond the box's own disk, because the image holds them."""
+"""The bytes that a copy may have beyond the box's own disk limit, because the image holds them."""
 HOST_BYTES = 1 << 40
-"""Bytes of a copy from a mounted host directory, whose size no limit of ours bounds."""
+"""The most bytes of a copy from a mounted host directory, whose size no limit of ours bounds."""
 MIN_ENTRIES = 1 << 16
 _OWN = ("/workspace", "/tmp")
 

@@ -1,4 +1,4 @@
-"""The shapes of a guest's answers about files, where the model has none."""
+"""The types of a guest's answers about files for which the model has none."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to say but that it worked."""
+    """An answer that says only that the operation worked."""
 
 
 class Digest(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,13 +22,13 @@ class LinesEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a search is not complete."""
+    """The reasons why a search is not complete."""
 
     notes: list[str]
 
 
 class SearchProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search says between its hits, and with `done` after the last."""
+    """The progress that a search reports between its hits, and with `done` after the last."""
 
     searched: int = 0
     notes: list[str] = []
@@ -41,7 +41,7 @@ class SearchEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a tree."""
+    """The result of copying a tree."""
 
     files: int
     bytes: int

@@ -27,25 +27,25 @@ from hutch.providers.guest_client.rows import content_of, rows_of
 from hutch.providers.guest_client.watch import Watch
 
 MAX_READ = 64 << 20
-"""Bytes that `read`, `read_text` and `read_lines` return at once."""
+"""The most bytes that `read`, `read_text` and `read_lines` return at once."""
 MAX_ENTRIES = 200_000
 SEARCH_GRACE = 30.0
-"""How much later than its timeout the answer of a search may come before the guest counts as silent."""
+"""The seconds after its timeout that a search's answer may come before the guest counts as silent."""
 
 _CODES = frozenset(
     {
         "file_not_found", "file_exists", "file_denied", "is_directory", "not_directory", "file_failed", "too_large",
         "no_match", "file_changed", "invalid", "refused", "unsupported", "quota", "cancelled", "internal",
-        # Of the link itself, not of the guest:
+        # The link itself raises these, not the guest:
         "unavailable", "timeout", "box_broken",
     }
 )  # fmt: skip
-"""What an operation on files may fail with. A captured guest must not be able to say that its box is `gone`."""
+"""The errors of file operations. A captured guest must not be able to say that its box is `gone`."""
 
 
 @contextmanager
 def operation(name: str) -> Iterator[None]:
-    """Errors name the operation, and are errors of files."""
+    """Name the operation in errors raised inside, and let only errors of files through."""
     try:
         yield
     except HutchError as error:
@@ -56,10 +56,10 @@ def operation(name: str) -> Iterator[None]:
 
 
 class GuestFiles:
-    """Files as the box's user sees them, through its guest."""
+    """The files as the box's user sees them, through its guest."""
 
     def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int]) -> None:
-        """`most` tells how many bytes a copy of a path may bring to the host."""
+        """`most` returns how many bytes a copy of a path may bring to the host."""
         self._link = link
         self._most = most
 
@@ -87,7 +87,7 @@ class GuestFiles:
         return [line for line in lines if isinstance(line, str)], end is True
 
     async def line_rows(self, path: str, start: int, count: int) -> AsyncIterator[str | bool]:
-        """Each line as it comes; the last item is whether the file ends there."""
+        """Yield each line as it comes, and last whether the file ends there."""
         with operation("files.lines"):
             async with await self._open("files.lines", path=path, start=start, count=count, bound=MAX_READ) as channel:
                 partial = bytearray()
@@ -157,7 +157,7 @@ class GuestFiles:
         return [info async for info in self.list_rows(path)]
 
     async def list_rows(self, path: str) -> AsyncIterator[FileInfo]:
-        """Each entry as it comes."""
+        """Yield each entry as it comes."""
         with operation("files.list"):
             async with await self._open("files.list", path=path) as channel:
                 async for row in rows_of(channel, MAX_ENTRIES):
@@ -180,7 +180,7 @@ class GuestFiles:
         return end.but(paths=tuple(paths))
 
     async def glob_rows(self, pattern: str, root: str, limit: int) -> AsyncIterator[str | Matches]:
-        """Each path as it is found; the last item tells how it ended."""
+        """Yield each path as it is found, and last how the search ended."""
         with operation("files.glob"):
             async with await self._open("files.glob", pattern=pattern, root=root, limit=limit) as channel:
                 async for row in rows_of(channel, limit):
@@ -202,7 +202,7 @@ class GuestFiles:
     async def grep_rows(
         self, pattern: str, *, root: str, glob: str | None, ignore_case: bool, limit: int, timeout_sec: float
     ) -> AsyncIterator[GrepHit | GrepResult]:
-        """Each line as it is found; the last item tells how it ended."""
+        """Yield each line as it is found, and last how the search ended."""
         fields = {
             "pattern": pattern, "root": root, "glob": glob, "ignore_case": ignore_case, "limit": limit,
             "timeout_sec": timeout_sec,
@@ -242,12 +242,12 @@ class GuestFiles:
             return await trees.copy_out(self._open, source, target, bound)
 
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
-        """What `copy_in` does, for whoever has the stream of a tree instead of the tree."""
+        """Do what `copy_in` does for a caller that has a tree's stream instead of the tree."""
         with operation("files.copy_in"):
             return await trees.unpack(self._open, pieces, target, into)
 
     async def pack(self, source: str) -> AsyncIterator[bytes]:
-        """The stream that `copy_out` takes apart."""
+        """Yield the stream that `copy_out` unpacks."""
         with operation("files.copy_out"):
             async for piece in trees.pack(self._open, source):
                 yield piece

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from hutch.api import Files
 
 ANSWER_GRACE = 15.0
-"""The guest keeps a command's timeout; this is how much later its answer may come before the guest counts as silent."""
+"""The seconds after a command's timeout, which the guest enforces, before a guest without an answer is silent."""
 PREFIX = 7
-"""A job's id begins with six characters of its guest's boot and a dash."""
+"""The length of a job id's prefix: six characters of its guest's boot and a dash."""
 REMEMBERED = 4096
 
 
 class _Seen:
-    """What the host knows of a job beyond what its guest does."""
+    """The facts about a job that the host knows and its guest does not."""
 
     __slots__ = ("before", "timeout_sec", "verdict")
 
@@ -74,11 +74,11 @@ class GuestInstance(Instance):
         self._guest_user = guest_user
         self._root_guest = root_guest
         self._links: dict[str, Link] = {}
-        # One connection for each user, however many callers find it broken at once.
+        # Each user gets one connection, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
         self._seen: dict[str, _Seen] = {}
         self._untouched: Counters | None = None
-        """What an engine knows of a box in which nothing has run yet, without reading it."""
+        """The counters of a box in which nothing has run yet, which the engine knows without reading them."""
         self._files = GuestFiles(self.link, self.most_copied)
 
     @property
@@ -86,13 +86,13 @@ class GuestInstance(Instance):
         return self._files
 
     def most_copied(self, source: str) -> int:
-        """Bytes that a copy of this path may bring to the host."""
+        """Return the most bytes that a copy of this path may bring to the host."""
         return max_copy_bytes(self.spec.but(limits=self.limits), source)
 
     # --- links -----------------------------------------------------------------------------------------------
 
     async def link(self, user: str | None = None) -> Link:
-        """The link to the guest that runs as this user; None: the box's own guest. Connects again if it broke."""
+        """Return the link to this user's guest (None: the box's own guest), connecting again if it broke."""
         user = user or self._guest_user
         link = self._links.get(user)
         if link is not None and link.usable:
@@ -104,8 +104,8 @@ class GuestInstance(Instance):
             return link
 
     async def meet(self, link: Link) -> None:
-        """Take a link that the engine made as the one to the box's own guest, once that has greeted."""
-        await link.greeted()
+        """Take a link that the engine made as the one to the box's own guest, once that has said hello."""
+        await link.wait_for_hello()
         self._links[self._guest_user] = self._recognised(link)
 
     def _recognised(self, link: Link) -> Link:
@@ -121,7 +121,7 @@ class GuestInstance(Instance):
             except Unavailable as error:
                 if error.details.get("errno") != errno.ECONNRESET:
                     raise
-                # A guest that dies closes its connections and its door one after the other, and we came in between.
+                # A dying guest closes its connections before its listening socket, and we connected in between.
                 link = await self._reached(user)
         except Unavailable as error:
             if error.details.get("errno") in (errno.ECONNREFUSED, errno.ENOENT):
@@ -147,12 +147,12 @@ class GuestInstance(Instance):
         return await root_guest(user)
 
     async def _make_room(self, but: Link | None = None) -> int:
-        """Have the guests kill what ended commands left behind; none can do that for another user."""
+        """Have each guest kill what ended commands left behind, which it cannot do for another user."""
         links = [link for link in self._links.values() if link.usable and link is not but]
         return sum([checked(await link.request("make_room"), Cleared).cleared for link in links])
 
     async def link_of(self, job_id: str) -> Link:
-        """The link to the guest that has this job."""
+        """Return the link to the guest that has this job."""
         await self.link()
         for user, link in tuple(self._links.items()):
             if job_id.startswith(f"{str(link.hello.get('boot'))[: PREFIX - 1]}-"):
@@ -194,7 +194,7 @@ class GuestInstance(Instance):
         except Unavailable as error:
             if link.usable:
                 raise
-            await self.link()  # BoxBroken if the guest is gone
+            await self.link()  # this raises BoxBroken if the guest is gone
             raise Unavailable("the connection broke while the command ran, and it was ended", op="run") from error
         except asyncio.CancelledError:
             channel.abandon()
@@ -206,7 +206,7 @@ class GuestInstance(Instance):
         return before
 
     def _meanwhile(self) -> None:
-        """A command has just been sent: whatever makes its result ready sooner is done while the guest works."""
+        """Prepare, while the guest works on a command, whatever makes its result ready sooner."""
 
     async def start(self, command: Command) -> GuestProcess:
         fields = self._fields(command)
@@ -256,7 +256,7 @@ class GuestInstance(Instance):
     # --- what became of them ---------------------------------------------------------------------------------
 
     async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: _Seen | None = None) -> Result:
-        """The answer to `run` or `wait` as a result with its verdict."""
+        """Return the answer to `run` or `wait` as a result with its verdict."""
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
@@ -281,7 +281,7 @@ class GuestInstance(Instance):
     async def _verdict(
         self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool
     ) -> Verdict:  # fmt: skip
-        """Decided once: the box's counters go on, and a later look would blame this job for them."""
+        """Return the job's verdict, decided once: counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
             return Verdict(cause=Cause.OK)
         seen = seen or _Seen(None, None)
@@ -366,7 +366,7 @@ class GuestInstance(Instance):
         except Unavailable:
             if link.usable:
                 raise
-            # The connection broke: BoxBroken if the guest is gone, else one that lives answers on a new one.
+            # The connection broke. A live guest answers on a new one; if it is gone, this raises BoxBroken.
             await (await self.link()).request("ping", timeout=10.0)
 
     async def kill_all(self) -> None:
@@ -402,7 +402,7 @@ class GuestInstance(Instance):
         raise Unsupported(f"provider {self.record.provider} cannot pause a box")
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        """Without an engine's help no limit of a live box can change, but the timeouts are only ours."""
+        """Change the timeouts, which are ours. Without the engine no other limit of a live box can change."""
         old = self.limits
         self.limits = old.but(timeout_sec=limits.timeout_sec, max_timeout_sec=limits.max_timeout_sec)
         return tuple(

@@ -40,9 +40,9 @@ from hutch.providers.guest_client.channel import Channel as Channel
 
 RECEIVE = 1 << 18
 IDLE = 1 << 12
-"""What a link receives into while nothing much comes: most of them are idle, and there may be thousands."""
+"""The size of an idle link's receive buffer: most links are idle, and there may be thousands."""
 MAX_ITEMS = 1 << 20
-"""Values in one JSON payload: what bounds the memory that 16 MB of `[[],[],` would become."""
+"""The most values in one JSON payload, which bounds the memory that 16 MB of `[[],[],` would become."""
 MAX_MESSAGE = 4096
 NOT_THE_GUESTS = frozenset(
     {"gone", "unavailable", "box_broken", "engine", "lease_lost", "busy", "held_elsewhere", "timeout"}
@@ -53,7 +53,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection. `request` for a question and its answer, `open` for content that flows."""
+    """One connection. `request` asks a question and returns its answer; `open` is for content that flows."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ class Link(asyncio.BufferedProtocol):
         self.lost: HutchError | None = None
         self._number = 0
         self._transport: asyncio.Transport | None = None
-        self._greeted: asyncio.Future[None] = self.loop.create_future()
+        self._hello_received: asyncio.Future[None] = self.loop.create_future()
         self._room: asyncio.Future[None] | None = None
         self._buffer = bytearray(IDLE)
         self._view = memoryview(self._buffer)
@@ -71,7 +71,7 @@ class Link(asyncio.BufferedProtocol):
 
     @classmethod
     async def connect(cls, path: str | os.PathLike[str], timeout: float = 10.0) -> Self:
-        """Unavailable: nobody listens there; BoxBroken: it is no guest of a version we speak."""
+        """Connect to a guest. Raises Unavailable if nobody listens, BoxBroken if its version is not one we speak."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -84,24 +84,24 @@ class Link(asyncio.BufferedProtocol):
 
     @classmethod
     async def over(cls, sock: socket.socket, timeout: float = 10.0) -> Self:
-        """A link over a connected socket, which it owns from now on."""
+        """Make a link over a connected socket, which it owns from now on."""
         link = await cls.begin(sock)
-        await link.greeted(timeout)
+        await link.wait_for_hello(timeout)
         return link
 
     @classmethod
     async def begin(cls, sock: socket.socket) -> Self:
-        """The same for a guest that may not be there yet: its greeting is still to be awaited."""
-        # The kernel doubles what it is asked for, up to its limit: then a whole piece of content goes in one call.
+        """Make a link to a guest that may not be there yet; the caller still has to `wait_for_hello`."""
+        # The kernel doubles this size, up to its limit, so that a whole piece of content goes in one call.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE)
         _, link = await asyncio.get_running_loop().create_connection(cls, sock=sock)
         return link
 
-    async def greeted(self, timeout: float = 10.0) -> None:
-        """Wait for the guest's first word; without one the link is closed."""
+    async def wait_for_hello(self, timeout: float = 10.0) -> None:
+        """Wait for the guest's HELLO. The link is closed if none comes in time."""
         try:
             async with asyncio.timeout(timeout):
-                await self._greeted
+                await self._hello_received
         except TimeoutError as error:
             self.close()
             raise Unavailable(f"the guest did not greet within {timeout:g} s", op="connect") from error
@@ -116,7 +116,7 @@ class Link(asyncio.BufferedProtocol):
     # --- asking ----------------------------------------------------------------------------------------------
 
     async def request(self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any) -> Fields:
-        """One question, one answer. Cancelling the call cancels the operation."""
+        """Ask one question and return its answer. Cancelling the call cancels the operation."""
         return await self.open(op, timeout=timeout, **fields).answer()
 
     def open(self, op: str, *, timeout: float | None = None, collect: bool = False, **fields: Any) -> Channel:
@@ -150,7 +150,7 @@ class Link(asyncio.BufferedProtocol):
     # --- asyncio's side --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Other event loops have transports that are no subclass: uvloop's, for one.
+        # Other event loops, such as uvloop, have transports that are not a subclass.
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, _hint: int) -> memoryview:
@@ -184,9 +184,9 @@ class Link(asyncio.BufferedProtocol):
         self.lost = error
         if self._transport is not None:
             self._transport.abort()
-        if not self._greeted.done():
-            self._greeted.set_exception(error)
-            self._greeted.exception()
+        if not self._hello_received.done():
+            self._hello_received.set_exception(error)
+            self._hello_received.exception()
         channels = tuple(self.channels.values())
         self.channels.clear()
         for channel in channels:
@@ -221,7 +221,7 @@ class Link(asyncio.BufferedProtocol):
             self._make_room(RECEIVE)  # more may be waiting
 
     def _make_room(self, size: int) -> None:
-        """The next frame must fit as a whole; its length was checked before. What was received stays."""
+        """Make the buffer hold the whole next frame, whose length was checked before. What was received stays."""
         if size <= len(self._buffer):
             return
         buffer = bytearray(size)
@@ -261,14 +261,14 @@ class Link(asyncio.BufferedProtocol):
             raise ProtocolError(f"frame kind {kind} means nothing from a guest")
 
     def _greet(self, payload: bytes) -> None:
-        if self._greeted.done():
+        if self._hello_received.done():
             raise ProtocolError("a second greeting")
         hello = _decode(payload)
         if hello.get("version") not in SPEAKS:
             self._lose(BoxBroken(f"the guest speaks version {hello.get('version')!r} of the protocol, not {SPEAKS}"))
             return
         self.hello = hello
-        self._greeted.set_result(None)
+        self._hello_received.set_result(None)
 
 
 def _decode(payload: bytes) -> Fields:
@@ -281,7 +281,7 @@ def _decode(payload: bytes) -> Fields:
 
 
 def _error(wire: Fields) -> HutchError:
-    """The guest's ERROR. It speaks of files and jobs; what becomes of the box is not for it to say."""
+    """Return the guest's ERROR, which may speak of files and jobs but never of what becomes of the box."""
     wire["message"] = str(wire.get("message"))[:MAX_MESSAGE]
     if wire.get("code") in NOT_THE_GUESTS:
         wire["code"] = "internal"
@@ -289,7 +289,7 @@ def _error(wire: Fields) -> HutchError:
 
 
 def connect_unix(sock: socket.socket, path: str) -> None:
-    """sun_path holds 107 bytes, unix(7): a longer path is reached through its directory's descriptor."""
+    """Connect to `path`. One over the 107 bytes of sun_path, unix(7), is reached by its directory's descriptor."""
     if len(os.fsencode(path)) < 108:
         sock.connect(path)
         return

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def packed(path: str) -> AsyncIterator[bytes]:
-    """The stream of a file or tree of this machine; close it by name, because it has descriptors open."""
+    """Yield the stream of a file or tree of this machine. Call its `aclose`, because it has descriptors open."""
     blocks = pack(await _open_in_thread(_open_source, path), path)
     try:
         while (block := await _in_thread(_next_block, blocks)) is not None:
@@ -31,8 +31,8 @@ async def packed(path: str) -> AsyncIterator[bytes]:
 
 
 async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path, most: int) -> int:
-    """Make at `target` what the stream of the box's `source` describes; bytes copied. The stream is the box's word,
-    and is taken apart with that in mind: it may write `most` bytes."""
+    """Unpack the stream of the box's `source` at `target` and return the bytes copied. The box writes the stream, so
+    it is not trusted, and may write at most `most` bytes."""
     path = os.path.abspath(target)
     parent, name = os.path.split(path)
     if not name:
@@ -52,7 +52,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
 
 
 def check_report(source: str, report: Copied) -> int:
-    """Bytes copied; what was left out is logged."""
+    """Return the bytes copied, and log what was left out."""
     if report.skipped:
         log("files").warning(
             "special files were left out of a copy", source=source, count=len(report.skipped), some=report.skipped[:10]
@@ -81,12 +81,12 @@ def _open_parent(parent: str) -> int:
 
 
 def _next_block(blocks: Generator[bytes | None, None, None]) -> bytes | None:
-    """The next bytes to send; None at the end."""
+    """Return the next bytes to send, or None at the end."""
     return next((block for block in blocks if block), None)
 
 
 async def _open_in_thread(function: Callable[[str], int], path: str) -> int:
-    """The descriptor that `function` opens. It is closed again if the caller is cancelled meanwhile."""
+    """Return the descriptor that `function` opens. It is closed again if the caller is cancelled meanwhile."""
     opened: list[int] = []
     try:
         await _in_thread(lambda: opened.append(function(path)))
@@ -98,7 +98,7 @@ async def _open_in_thread(function: Callable[[str], int], path: str) -> int:
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a step on the disk. When cancelled it still waits for the step, whose descriptors are closed next."""
+    """Run a step in a thread. A cancelled call still waits for it, because its descriptors are closed next."""
     step = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(step)

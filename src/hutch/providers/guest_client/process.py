@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 STREAMS = ("stdout", "stderr")
 ANSWER_GRACE = 30.0
-"""How much later than asked a guest may answer before it counts as silent."""
+"""The seconds after a requested wait before a guest without an answer counts as silent."""
 
 
 class GuestProcess(Process):
-    """Every method finds the link anew, so a handle survives a broken connection."""
+    """A job's handle. Every method finds the link anew, so it survives a broken connection."""
 
     def __init__(self, instance: "GuestInstance", job_id: str, keep: int) -> None:
         self.id = job_id
@@ -94,7 +94,7 @@ class GuestProcess(Process):
         self._input = None
         link = await self._link()
         self._input = link.open("write", job=self.id)
-        await anext(self._input)  # its first event says that the input is open, else this raises why not
+        await anext(self._input)  # the first event says that the input is open; otherwise this raises the reason
         return self._input
 
     async def close_stdin(self) -> None:

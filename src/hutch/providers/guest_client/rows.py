@@ -10,12 +10,12 @@ from hutch.guest.protocol import DATA
 from hutch.providers.guest_client.channel import Channel
 
 MAX_ROW = 256 << 10
-"""A path has at most 4 kB, and JSON makes six characters of an odd byte."""
+"""The most bytes of a row: a path has at most 4 kB, and JSON makes six characters of an odd byte."""
 MAX_ROWS_BYTES = 256 << 20
 
 
 async def content_of(channel: Channel, bound: int | None) -> AsyncIterator[bytes]:
-    """The DATA of a channel until its answer, which raises if it is an error."""
+    """Yield the DATA of a channel until its answer, which is raised if it is an error."""
     received = 0
     async for kind, content in channel:
         if kind != DATA:
@@ -38,13 +38,13 @@ async def rows_of(channel: Channel, most: int | None = None) -> AsyncIterator[An
             if most is not None and count > most:
                 raise BoxBroken(f"the guest sent more than {most} rows")
             yield row(line)
-        await asyncio.sleep(0)  # much may have come at once, and others wait for their turn
+        await asyncio.sleep(0)  # many rows may have come at once, and other tasks wait for their turn
     if partial:
         raise BoxBroken("the guest sent half a line")
 
 
 def row(line: bytes) -> Any:
-    # The standard library's decoder: names that are not UTF-8 come as lone surrogates, which msgspec refuses.
+    # Names that are not UTF-8 come as lone surrogates, which msgspec refuses and the standard library decodes.
     try:
         return json.loads(line) if len(line) <= MAX_ROW else None
     except (ValueError, RecursionError) as error:

@@ -15,21 +15,21 @@ Open = Callable[..., Awaitable[Channel]]
 
 
 async def copy_in(begin: Open, source: str | Path, target: str) -> int:
-    """A host file or tree into the box."""
-    from hutch.providers.guest_client.local_trees import (  # with the guest's packing, which few processes need
+    """Copy a host file or tree into the box and return the bytes copied."""
+    from hutch.providers.guest_client.local_trees import (  # it imports the guest's packing, which few processes need
         check_report,
         packed,
     )
 
     path = os.path.abspath(source)
     async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
-        first = await anext(blocks)  # an unreadable source fails before the box is asked
+        first = await anext(blocks)  # an unreadable source fails here, before the box is asked
         report = await unpack(begin, _again(first, blocks), target, os.path.basename(path))
     return check_report(path, report)
 
 
 async def copy_out(begin: Open, source: str, target: str | Path, most: int) -> int:
-    """A box's file or tree to the host; at most so many bytes on its disk."""
+    """Copy a box's file or tree to the host, where it may take at most `most` bytes on disk."""
     from hutch.providers.guest_client.local_trees import unpacked  # as above
 
     async with aclosing(cast(AsyncGenerator[bytes, None], pack(begin, source))) as pieces:
@@ -37,7 +37,7 @@ async def copy_out(begin: Open, source: str, target: str | Path, most: int) -> i
 
 
 async def unpack(begin: Open, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
-    """A tree's stream into the box; `into` is the name that a file gets if `target` is a directory."""
+    """Unpack a tree's stream in the box. `into` is the name that a file gets if `target` is a directory."""
     async with await begin("files.unpack", path=target, into=into) as channel:
         async for piece in pieces:
             await channel.send(piece)
@@ -48,7 +48,7 @@ async def unpack(begin: Open, pieces: AsyncIterator[bytes], target: str, into: s
 
 
 async def pack(begin: Open, source: str) -> AsyncIterator[bytes]:
-    """The stream of a box's file or tree."""
+    """Yield the stream of a box's file or tree."""
     async with await begin("files.pack", path=source) as channel:
         async for content in content_of(channel, None):
             yield content

@@ -1,4 +1,4 @@
-"""Verdicts: why a command ended as it did. Pure: the facts go in, the verdict comes out, in plain words."""
+"""Verdicts: why a command ended as it did. Pure functions turn the facts into a verdict in plain words."""
 
 import signal
 from typing import Protocol
@@ -10,11 +10,11 @@ from hutch.model.results import Cause, Verdict
 
 MB = 1 << 20
 _COMPLAINTS = (b"Resource temporarily unavailable", b"can't start new thread", b"annot fork", b"an't fork")
-"""strerror(EAGAIN), Python's word for it when a thread is refused, and those of shells."""
+"""The messages of strerror(EAGAIN), of Python when a thread is refused, and of shells."""
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended, or stands, as its guest tells it; checked for shape, not for truth."""
+    """A job's end or current state as its guest reports it, checked for its types, not for truth."""
 
     job: str
     ended: bool
@@ -24,21 +24,21 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool
     lingering: bool
     shared: bool
-    """Other jobs ran during this one."""
+    """Whether other jobs ran during this one."""
     wall: float | None
     usage: tuple[float, float, int]
-    """User seconds, system seconds, largest resident set in kB."""
+    """The user seconds, the system seconds, and the largest resident set in kB."""
     stdout_total: int
     stderr_total: int
     dropped: int
     pid: int = 0
-    """Of its first process, inside; 0: the guest does not say."""
+    """The pid of the job's first process inside the box, or 0 if the guest does not say."""
     cleared: int = 0
-    """Processes that earlier commands had left behind and that were killed so that this one could start."""
+    """The number of processes left by earlier commands that were killed so that this one could start."""
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """More on a box's disk than its limit, where a count holds that limit."""
+    """The amount by which a box is over a disk limit that counting enforces."""
 
     used: float
     limit: float
@@ -46,20 +46,20 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has counted for the whole box since it was made; None: it does not count that."""
+    """The engine's counters for the whole box since it was made. None means that it does not count that."""
 
     oom_kills: int = 0
     pids_hits: int | None = None
     memory_peak_bytes: int | None = None
     pids_peak: int | None = None
     disk_ends: int = 0
-    """How often processes were ended because the box had more on its disk than it may."""
+    """The number of times that processes were ended because the box was over its disk limit."""
     excess: Excess | None = None
-    """Why they were last ended."""
+    """The excess for which processes were last ended."""
 
 
 class CounterSource(Protocol):
-    """Where an engine's counters are read: before and after every command, so it must be cheap and must not block."""
+    """Reads an engine's counters before and after every command, so it must be cheap and must not block."""
 
     def read(self) -> Counters: ...
 
@@ -75,7 +75,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def full(self) -> str:
-        """What has run out: "space", "files" or nothing."""
+        """Return what has run out: "space", "files" or an empty string."""
         if self.read_only or not self.size:
             return ""
         if self.free == 0:
@@ -84,13 +84,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What room the box has, asked of its guest after a failure."""
+    """The free capacity of the box, which its guest reports after a failure."""
 
     space: dict[str, Space]
     tasks: int | None = None
-    """Processes and threads; None: not asked, because the engine counts who met their limit."""
+    """The number of processes and threads, or None if not asked, because the engine counts refusals."""
     started: int | None = None
-    """How many of them, ended or not, are younger than the command; None: as above."""
+    """The number of them, ended or not, that are younger than the command, or None as above."""
 
 
 def decide(
@@ -104,8 +104,8 @@ def decide(
     fork_refused: bool = False,
     trouble: str = "",
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `fork_refused`: see `complains`.
-    `trouble`: see `Instance`; a command that met no limit has perhaps failed of it."""
+    """Return why the job ended. Without `before` nobody saw its start, so growth of the counters is unknown.
+    `fork_refused` is what `complains` returned; `trouble` (see `Instance`) may explain a failure that met no limit."""
     verdict = _from_facts(end, before, after, limits, timeout_sec, room, fork_refused)
     return verdict.but(remedy=trouble) if trouble and verdict.cause in (Cause.EXIT, Cause.TIMEOUT) else verdict
 
@@ -144,12 +144,12 @@ def _from_facts(
 
 
 def complains(output: bytes) -> bool:
-    """Whether a program says that no process could be started: a hint, never a fact."""
+    """Return whether a program says that no process could be started, which is a hint, never a fact."""
     return any(words in output for words in _COMPLAINTS)
 
 
 def cannot_start(limits: Limits, after: Counters, shared: bool) -> Verdict:
-    """The kernel refused one process more."""
+    """Return the verdict of a command for which the kernel refused one more process."""
     return _pids(limits, after, "the command could not be started", shared)
 
 
@@ -161,7 +161,7 @@ def _limit_met(
     room: Room,
     fork_refused: bool,
 ) -> Verdict | None:
-    """A limit of the box that the failed command ran into."""
+    """Return the verdict if the failed command ran into a limit of the box, else None."""
     if before is not None and after.oom_kills > before.oom_kills:
         return _oom(end, after, limits)
     if _by_signal(end, signal.SIGSYS):
@@ -173,7 +173,7 @@ def _limit_met(
     if before is not None and (after.pids_hits or 0) > (before.pids_hits or 0):
         return _pids(limits, after, "a process could not start another one", end.shared)
     if room.tasks is not None and room.tasks >= limits.pids:
-        # Nobody has counted refusals here; that the box is full is the best guess at why the command failed.
+        # Nobody has counted refusals here, so a full box is the best guess at why the command failed.
         full = _pids(limits, after, "the box was full of processes when the command failed", end.shared)
         return full.but(peak=float(room.tasks), certain=False)
     if fork_refused and room.tasks is not None and (room.started or 0) + room.tasks >= limits.pids:
@@ -187,7 +187,7 @@ def _limit_met(
 
 
 def _ended_for_disk(end: End, before: Counters | None, after: Counters) -> bool:
-    """Of a command whose start nobody saw only that it was ended is known, and that some were for this."""
+    """Return whether the disk limit ended it, which is a guess if nobody saw the command start."""
     return after.disk_ends > before.disk_ends if before is not None else end.cancelled and after.disk_ends > 0
 
 
@@ -207,7 +207,7 @@ def _oom(end: End, after: Counters, limits: Limits) -> Verdict:
     peak = after.memory_peak_bytes / MB if after.memory_peak_bytes is not None else None
     reached = f"memory limit of {limits.memory_mb} MB reached"
     if peak is not None:
-        # An engine that keeps a box's files in memory allows for their room besides.
+        # An engine that keeps a box's files in memory adds their size to the limit.
         files = ", the room for files in memory included" if peak > limits.memory_mb + 1 else ""
         reached += f" (peak {peak:.0f} MB{files})"
     if not _by_signal(end, signal.SIGKILL):
@@ -286,7 +286,7 @@ def _exited(code: int) -> Verdict:
 
 
 def _by_signal(end: End, number: int) -> bool:
-    """By the signal itself, or as a shell reports it of its child."""
+    """Return whether the signal ended the command itself, or its child as a shell reports it."""
     return end.signal == number or end.exit_code == 128 + number
 
 

@@ -17,7 +17,7 @@ KINDS = frozenset({"created", "modified", "deleted", "moved_from", "moved_to", "
 
 
 class Watch:
-    """Changes, from the moment it is entered or first awaited. It ends when what is watched is gone.
+    """Yields changes from the moment it is entered or first awaited, and ends when what is watched is gone.
 
     Cancelling one wait, as a timeout does, loses nothing: the next wait goes on where that one was.
     """
@@ -53,10 +53,10 @@ class Watch:
             self._channel.abandon()
 
     def __del__(self) -> None:
-        # Left by `break`: without this the guest would go on watching for nobody. Only from the loop's own thread is
-        # the channel safe to use, and the collector may run in another.
+        # After a `break` the guest would go on watching for nobody. The channel is safe to use only from the loop's
+        # own thread, and the garbage collector may run in another.
         if self._channel is not None and not self._closed and not self._channel.done:
-            with suppress(RuntimeError):  # the loop is closed, and the link with it
+            with suppress(RuntimeError):  # the loop may be closed, and the link with it
                 self._loop.call_soon_threadsafe(self._channel.abandon)
 
     async def _in_place(self) -> None:

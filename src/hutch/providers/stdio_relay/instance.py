@@ -37,7 +37,7 @@ class RelayedInstance(BundledInstance):
         if options is not None:
             stream.write(framed_options(options))
         try:
-            await stream.link.greeted(_TIMEOUT)
+            await stream.link.wait_for_hello(_TIMEOUT)
         except (BoxBroken, Unavailable) as error:
             if "no guest at" in stream.stderr or not await self.is_alive():
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error

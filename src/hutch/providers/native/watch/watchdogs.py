@@ -155,7 +155,7 @@ class Watchdogs:
         if overrun is None or overrun.excess is None:
             return None
         await self._counted(box_id, lambda: not overrun.settling)
-        return await self.still_over_disk(box_id) if overrun.jammed else None
+        return await self.still_over_disk(box_id) if overrun.is_blocked else None
 
     async def still_over_disk(self, box_id: str) -> Excess | None:
         """Like `over_disk`, but after a new count that sees what was removed since."""
