@@ -71,7 +71,7 @@ async def sweep(context: EngineContext, *, dry_run: bool) -> tuple[Leftover, ...
 def _seconds_since(created: object) -> float:
     """Return the seconds since an engine's time stamp, or 0 if it cannot be parsed, which keeps the object."""
     try:
-        # Nine digits of a second's fraction are more than Python reads.
+        # Engines write nine digits of a second's fraction, more than Python reads.
         head, _, rest = str(created).partition(".")
         zone = rest.lstrip("0123456789") if rest else ""
         return time.time() - datetime.fromisoformat((head + zone).replace("Z", "+00:00")).timestamp()

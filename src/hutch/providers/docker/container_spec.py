@@ -1,4 +1,4 @@
-"""The container that an engine is asked for. Pure functions, so that the hardening can be read and tested.
+"""The specification of a box's container, in pure functions, so that the hardening can be read and tested.
 
 The disk of a temporary box is memory: one tmpfs each for the workspace, the home and /tmp, whose sizes add up to
 `disk_mb`, because no engine can show one file system in several places. Their pages are charged to the container, so
@@ -20,12 +20,12 @@ from hutch.providers.guest_bundle.pack import GuestBundle
 WORKSPACE = "/workspace"
 HOME = "/home/user"
 PARTS = ("home", "workspace")
-"""What a persistent box keeps, each in a volume of its own."""
+"""The parts that a persistent box keeps, each in a volume of its own."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_HEADROOM = 8
-"""Processes of ours in the container: the guest, the root guest and relays."""
+"""The number of our own processes in the container: the guest, the root guest and relays."""
 GUEST_MB = 16
-"""Memory of the guest itself."""
+"""The memory that the guest itself needs."""
 SANDBOX_MB = 192
 SANDBOX_THREADS = 8192
 _MB = 1 << 20
@@ -41,7 +41,7 @@ class ImageFacts(NamedTuple):
     defaults: ImageDefaults
     volumes: tuple[str, ...]
     user: str
-    """uid:gid if the image names an ordinary user by number, else ""."""
+    """The uid:gid if the image names an ordinary user by number, else ""."""
 
 
 class Bind(NamedTuple):
@@ -53,7 +53,7 @@ class Bind(NamedTuple):
 
 
 class BoxParameters(NamedTuple):
-    """What the engine adds to an order."""
+    """The parameters of a container that come from the engine, not from the order."""
 
     bundle: GuestBundle
     instance: str
@@ -74,13 +74,13 @@ def is_persistent(spec: EffectiveSpec) -> bool:
 
 
 def container(order: Order, image: ImageFacts, parameters: BoxParameters) -> dict[str, Any]:
-    """The body of `POST /containers/create`."""
+    """Return the body of `POST /containers/create`."""
     spec, limits = order.spec, order.spec.limits
     return {
         "Image": image.id,
         "Hostname": order.box_id[:12],
         "User": user_of(image, parameters),
-        # An image may name libraries to be loaded into every program; ours, some of them the box's root, take none.
+        # An image may name libraries to be loaded into every program. Ours must load none, since some run as root.
         "Env": [f"{name}=" for name in _LOADING],
         "Entrypoint": parameters.bundle.argv("hutch.providers.guest_bundle.boot", GUEST_DIR, "guest"),
         "Cmd": [],
@@ -121,28 +121,28 @@ def user_of(image: ImageFacts, parameters: BoxParameters) -> str:
 
 
 def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
-    """The limits that an engine keeps with control groups, and can change on a live container."""
+    """Return the limits that an engine enforces by control groups, and can change on a live container."""
     memory = limits.memory_mb + limits.disk_mb + spill_mb(limits) + GUEST_MB
     pids = limits.pids + PIDS_HEADROOM
     if walled:
-        # A kernel of its own lives in the same control group, and meeting a limit there would end it with the whole
-        # box. The guest's watchdog holds the box's own limits; these hold what gets past it between two looks.
+        # The box's own kernel lives in the same control group, and meeting a limit there would end the whole box.
+        # The guest's watchdog enforces the box's limits; these stop what gets past it between two checks.
         memory, pids = memory + limits.memory_mb + SANDBOX_MB, SANDBOX_THREADS
     return {
         "Memory": memory * _MB,
-        "MemorySwap": memory * _MB,  # memory and swap together: no swap
+        "MemorySwap": memory * _MB,  # this is memory and swap together, so there is no swap
         "NanoCpus": max(10**7, round(limits.cpus * 10**9)),
         "PidsLimit": pids,
     }
 
 
 def watched(limits: Limits) -> dict[str, int]:
-    """What a guest behind a wall holds itself."""
+    """Return the limits that the guest's watchdog enforces in a box with its own kernel."""
     return {"memory_bytes": limits.memory_mb * _MB, "pids": limits.pids}
 
 
 def spill_mb(limits: Limits) -> int:
-    """Output that fits nowhere else waits in memory; the guest drops the middle of what is larger."""
+    """Return the memory for output that fits nowhere else; the guest drops the middle of what is larger."""
     return min(64, max(8, limits.memory_mb // 8))
 
 
@@ -151,12 +151,12 @@ def shm_mb(limits: Limits) -> int:
 
 
 def tmpfs(spec: EffectiveSpec, image: ImageFacts, parameters: BoxParameters) -> dict[str, str]:
-    """Mount options by place."""
+    """Return the options of each tmpfs by its mount point."""
     uid, gid = user_of(image, parameters).split(":")
     owner = parameters.dialect.owner.format(uid=uid, gid=gid)
     taken = {bind.target for bind in parameters.binds}
     for path in filter(_is_ours, image.volumes):
-        # An engine fills a declared volume with what the image has there: its maker's code in place of our guest's.
+        # An engine fills a declared volume from the image, which would put the image's code in place of our guest.
         raise Refused(f"the image declares a volume at {path}, which belongs to the box itself", op="create")
     places = {"/tmp": 1, **{path: 1 for path in image.volumes if path not in (*taken, WORKSPACE, HOME, "/tmp")}}
     if not is_persistent(spec):
@@ -179,7 +179,7 @@ def tmpfs(spec: EffectiveSpec, image: ImageFacts, parameters: BoxParameters) -> 
 
 
 def environment(spec: EffectiveSpec, image: ImageFacts, box_id: str, *, user: str = "user") -> dict[str, str]:
-    """The whole environment of every command: the image's, ours, the spec's."""
+    """Return the whole environment of every command: the image's, ours, the spec's."""
     home = HOME if user == "user" else "/root"
     standard = {
         "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh", "HOSTNAME": box_id[:12], "TMPDIR": "/tmp",
@@ -188,7 +188,7 @@ def environment(spec: EffectiveSpec, image: ImageFacts, box_id: str, *, user: st
 
 
 def target(wanted: str) -> str:
-    """Where a mount may appear."""
+    """Return a mount's target as a plain path. Raises Invalid or Refused if nothing may be mounted there."""
     if not wanted.startswith("/") or "/../" in f"{wanted}/" or wanted.strip("/") == "":
         raise Invalid(f"a mount needs an absolute target below /, not {wanted!r}", op="create")
     path = "/" + "/".join(part for part in wanted.split("/") if part not in ("", "."))
@@ -223,7 +223,7 @@ def _mounts(order: Order, parameters: BoxParameters) -> list[dict[str, Any]]:
                 "VolumeOptions": {"NoCopy": True},
             }
         )
-    # Parents before what lies inside them.
+    # A parent has to be mounted before what lies inside it.
     for bind in sorted(parameters.binds, key=lambda each: each.target):
         found.append(
             {
@@ -238,7 +238,7 @@ def _mounts(order: Order, parameters: BoxParameters) -> list[dict[str, Any]]:
 
 
 def kept(spec: EffectiveSpec) -> dict[str, str]:
-    """The volumes of a persistent box: part by place."""
+    """Return the volumes of a persistent box: the mount point of each part."""
     if not is_persistent(spec):
         return {}
     own = spec.workspace.source == "own" and spec.workspace.mode is not MountMode.NONE

@@ -19,7 +19,7 @@ from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 
 
 class EngineContext:
-    """One engine that we are connected to. `connect` makes it."""
+    """One engine that we are connected to, as `connect` returns it."""
 
     def __init__(self, engine: Engine, found: EngineInfo, settings: Settings, bundle: GuestBundle) -> None:
         self.engine = engine
@@ -30,12 +30,12 @@ class EngineContext:
         self.instance = labels.instance(settings.state_dir)
         self.fast = engine_info.fast(found, engine.http.endpoint, settings.lane)
         self.pty = True
-        """Whether programs get a controlling terminal, as a canary found."""
+        """Whether programs get a controlling terminal, as a canary box found."""
         self.no_network = ""
-        """Why a box cannot have one, as a canary found; "" if it can."""
+        """The reason why a box cannot have a network, as a canary box found, or "" if it can."""
         self._planting = GuestVolume(engine)
         self._is_near: bool | None = None
-        # Concurrent first boxes prove it once.
+        # Concurrent first boxes prove once that the engine sees our files.
         self._proving = asyncio.Lock()
 
     async def is_near(self) -> bool:
@@ -50,7 +50,7 @@ class EngineContext:
 
     async def _sees_probe_file(self) -> bool:
         await ensure_base_image(self.engine)
-        # Not in /tmp, which an engine often has of its own.
+        # The probe file is not in /tmp, which an engine often has of its own.
         home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
         with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
             theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)

@@ -1,4 +1,4 @@
-"""Where Docker and Podman differ behind the same API."""
+"""The differences between Docker and Podman behind the same API."""
 
 from typing import Any, NamedTuple
 
@@ -7,9 +7,9 @@ class Dialect(NamedTuple):
     """One product's variant of the API."""
 
     host_config: dict[str, Any]
-    """Further fields that a container needs."""
+    """The further fields that a container needs."""
     ulimits: dict[str, int]
-    """Limits that the product would raise to the machine's maxima, which a machine may forbid."""
+    """The limits that the product would raise to the machine's maxima, which a machine may forbid."""
     updates: bool
     """Whether its API changes the limits of a live container."""
 

@@ -14,7 +14,7 @@ from hutch.providers.guest_client.disk_overrun import UNKNOWN, Overrun, Use
 from hutch.providers.guest_client.verdicts import Excess
 
 MIN_INTERVAL = 2.0
-"""Seconds between two checks; more if the engine needs long to count."""
+"""The seconds between two checks, which are more if the engine needs long to count."""
 _INTERVAL_FACTOR = 10
 
 

@@ -1,4 +1,4 @@
-"""Where an engine listens: a Unix socket or TCP, with or without TLS, asked for or found where engines usually are."""
+"""The endpoint of an engine: a Unix socket or TCP, with or without TLS, configured or found in the usual places."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ from hutch.errors import ConfigError, Unavailable
 
 
 class Endpoint(NamedTuple):
-    """One engine's door."""
+    """The address at which one engine listens."""
 
     path: str = ""
-    """Of a Unix socket; "" if it is TCP."""
+    """The path of a Unix socket, or "" if it is TCP."""
     host: str = ""
     port: int = 0
     certificates: str = ""
-    """A directory with ca.pem, cert.pem and key.pem; "" without TLS."""
+    """The directory with ca.pem, cert.pem and key.pem, or "" without TLS."""
 
     def __str__(self) -> str:
         return f"unix://{self.path}" if self.path else f"tcp://{self.host}:{self.port}"
@@ -41,7 +41,7 @@ class Endpoint(NamedTuple):
 
 
 def parse(text: str, certificates: str = "") -> Endpoint:
-    """`unix:///path`, an absolute path, or `tcp://host:port`."""
+    """Parse `unix:///path`, an absolute path, or `tcp://host:port`."""
     kind, separator, rest = text.partition("://")
     if not separator:
         kind, rest = "unix", text
@@ -55,7 +55,7 @@ def parse(text: str, certificates: str = "") -> Endpoint:
 
 
 def docker(environment: Mapping[str, str] = os.environ) -> Endpoint | None:
-    """DOCKER_HOST, then the command line's current context, then the usual sockets, rootful first."""
+    """Look at DOCKER_HOST, then the command line's current context, then the usual sockets, rootful first."""
     home = Path(environment.get("HOME") or "/")
     if asked := environment.get("DOCKER_HOST"):
         verify = environment.get("DOCKER_TLS_VERIFY")
@@ -67,7 +67,7 @@ def docker(environment: Mapping[str, str] = os.environ) -> Endpoint | None:
 
 
 def podman(environment: Mapping[str, str] = os.environ) -> Endpoint | None:
-    """CONTAINER_HOST, then the usual sockets: root's own, an ordinary user's own."""
+    """Look at CONTAINER_HOST, then the usual sockets: root's own, an ordinary user's own."""
     if asked := environment.get("CONTAINER_HOST"):
         return parse(asked)
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -83,7 +83,7 @@ def _first(*paths: str) -> Endpoint | None:
 
 
 def _context(config: Path, environment: Mapping[str, str]) -> str:
-    """The address of the context that `docker context use` has chosen; "" for its default."""
+    """Return the address of the context that `docker context use` has chosen, or "" for its default."""
     try:
         name = environment.get("DOCKER_CONTEXT") or json.loads((config / "config.json").read_text())["currentContext"]
         folder = hashlib.sha256(name.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""An engine's API in our words: containers, execs, volumes, networks, images. One method for each thing we ask."""
+"""The calls of an engine's API that we use: containers, execs, volumes, networks, images. Each has one method."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -9,7 +9,7 @@ from hutch.providers.docker.endpoint import Endpoint
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 
 OLDEST = (1, 40)
-"""Of the API: Docker 19.03. What we send was in it."""
+"""The oldest API version that has everything we send: that of Docker 19.03."""
 NEWEST = (1, 47)
 REMOVAL_TIMEOUT = 30.0
 
@@ -17,15 +17,15 @@ Json = dict[str, Any]
 
 
 class Engine:
-    """One engine. Names and ids of containers are used alike."""
+    """One engine. Every method takes a container's name or its id alike."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.http = EngineHttp(endpoint)
-        # One negotiation, however many callers come first.
+        # Concurrent first callers negotiate the version once.
         self._meeting = asyncio.Lock()
 
     async def meet(self) -> None:
-        """Agree on a version of the API; engines answer the latest only in their own words."""
+        """Negotiate a version of the API, because without one each engine answers in its own latest."""
         if self.http.prefix:
             return
         async with self._meeting:
@@ -61,16 +61,16 @@ class Engine:
         await self.call("POST", f"/containers/{name}/start")
 
     async def inspect(self, name: str) -> Json | None:
-        """None: there is no such container."""
+        """Return the container's description, or None if there is no such container."""
         return await self._if_there("GET", f"/containers/{name}/json")
 
     async def layer_bytes(self, name: str) -> int:
-        """What a container's own layer holds; 0 if there is no such container."""
+        """Return the bytes in a container's own layer, or 0 if there is no such container."""
         found = await self._if_there("GET", f"/containers/{name}/json", query={"size": True})
         return int((found or {}).get("SizeRw") or 0)
 
     async def remove(self, name: str) -> None:
-        """With its anonymous volumes, and gone when this returns. One that is not there is fine."""
+        """Remove a container and its anonymous volumes, and wait until it is gone. It may be gone already."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + REMOVAL_TIMEOUT
         while True:
@@ -79,7 +79,7 @@ class Engine:
             except EngineRefused as refused:
                 if refused.status == 404:
                     return
-                # 409: somebody else's removal is under way, or the container is just being started.
+                # 409 means that somebody else is removing the container, or that it is just being started.
                 if refused.status not in (409, 500) or loop.time() > deadline:
                     raise
                 await asyncio.sleep(0.05)
@@ -91,7 +91,7 @@ class Engine:
         return list(await self.call("GET", "/containers/json", query={"all": True, "filters": asked}))
 
     async def logs(self, name: str) -> str:
-        """The last lines that a container's first process wrote, for a message."""
+        """Return the last lines that a container's first process wrote, for a message."""
         try:
             raw = await self.http.raw(
                 "GET", f"/containers/{name}/logs", query={"stdout": True, "stderr": True, "tail": "5"}, timeout=5.0
@@ -121,7 +121,7 @@ class Engine:
         await self.call("POST", f"/containers/{name}/update", body=body)
 
     async def wait(self, name: str) -> None:
-        """Until its first process has ended, however long that takes; at once if there is no such container."""
+        """Wait until its first process has ended. Returns at once if there is no such container."""
         try:
             await self.call("POST", f"/containers/{name}/wait", timeout=None)
         except EngineRefused as refused:
@@ -129,7 +129,7 @@ class Engine:
                 raise
 
     async def stats(self, name: str) -> Json:
-        """One look at its counters."""
+        """Return the container's counters as they are now."""
         return dict(
             await self.call("GET", f"/containers/{name}/stats", query={"stream": False, "one-shot": True}) or {}
         )
@@ -156,7 +156,7 @@ class Engine:
         return list(found.get("Volumes") or [])
 
     async def volume_bytes(self, names: list[str]) -> int:
-        """What these volumes hold; the engine counts all of its own for it."""
+        """Return the bytes that these volumes hold, for which the engine counts all of its volumes."""
         found = await self.call("GET", "/system/df", query={"type": "volume"})
         sizes = {each["Name"]: (each.get("UsageData") or {}).get("Size") or 0 for each in found.get("Volumes") or ()}
         return sum(max(0, int(sizes.get(name, 0))) for name in names)
@@ -165,7 +165,7 @@ class Engine:
         await self.call("POST", "/volumes/create", body={"Name": name, "Labels": dict(labels)})
 
     async def remove_volume(self, name: str) -> bool:
-        """Whether it is gone; one that a container uses stays."""
+        """Remove it and return whether it is gone. One that a container uses stays."""
         try:
             await self.call("DELETE", f"/volumes/{name}")
         except EngineRefused as refused:
@@ -182,7 +182,7 @@ class Engine:
         return str((await self.call("POST", "/networks/create", body=body))["Id"])
 
     async def remove_network(self, name: str) -> bool:
-        """Whether it is gone; one that a container uses stays."""
+        """Remove it and return whether it is gone. One that a container uses stays."""
         try:
             await self.call("DELETE", f"/networks/{name}")
         except EngineRefused as refused:
@@ -198,19 +198,19 @@ class Engine:
         return await self._if_there("GET", f"/images/{reference}/json")
 
     async def load_image(self, name: str, tar: bytes) -> None:
-        """An image of one layer, made of a root's archive."""
+        """Make an image of one layer from the archive of a root."""
         repository, _, tag = name.rpartition(":")
         await self.call("POST", "/images/create", query={"fromSrc": "-", "repo": repository, "tag": tag}, body=tar)
 
     async def pull(self, reference: str, tag: str, auth: str) -> AsyncIterator[Json]:
-        """What the engine says while it pulls; an `error` in it is the end."""
+        """Yield the engine's progress messages while it pulls. One with an `error` is the last."""
         await self.meet()
         headers = {"X-Registry-Auth": auth} if auth else None
         query = {"fromImage": reference, "tag": tag}
         async for line in self.http.lines("POST", "/images/create", query=query, headers=headers):
             yield line
 
-    # --- how -------------------------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------------------
 
     async def _if_there(self, method: str, path: str, **fields: Any) -> Json | None:
         try:
@@ -221,7 +221,7 @@ class Engine:
             raise
 
     async def _unless(self, reason: str, method: str, path: str) -> None:
-        """An engine that refuses for this reason has nothing to do. Its status differs from version to version."""
+        """Send a request, and ignore a refusal for this reason. Its status differs from version to version."""
         try:
             await self.call(method, path)
         except EngineRefused as refused:

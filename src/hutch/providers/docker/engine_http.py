@@ -1,6 +1,6 @@
 """A small HTTP/1.1 client for an engine's API: one connection for each request, bodies both ways, hijacked streams.
 
-What the engine says no to comes out as `EngineRefused` with its status and its own words; that nobody answers is
+A refusal of the engine is raised as `EngineRefused` with its status and its own words. If nobody answers, that is
 `Unavailable`, which a keeper takes for "cannot say", never for "gone".
 """
 
@@ -18,14 +18,14 @@ from hutch.providers.docker.endpoint import Endpoint
 CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer that are kept; engines answer with far less."""
+"""The most bytes of an answer that are kept; engines answer with far less."""
 _PIECE = 1 << 20
 
 Speaker = TypeVar("Speaker", bound=asyncio.BaseProtocol)
 
 
 class EngineRefused(EngineError):
-    """The engine answered, and said no."""
+    """The engine answered, and refused."""
 
     def __init__(self, status: int, message: str, op: str) -> None:
         super().__init__(message, op=op, details={"status": status})
@@ -33,7 +33,7 @@ class EngineRefused(EngineError):
 
 
 class _StreamSource:
-    """The bytes of an asyncio stream, for `hutch.http1`."""
+    """Reads the bytes of an asyncio stream for `hutch.http1`."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -50,7 +50,7 @@ class _StreamSource:
 
 
 class EngineHttp:
-    """Requests to one engine. `prefix` is the version of the API, such as /v1.40."""
+    """Sends requests to one engine. `prefix` is the version of the API, such as /v1.40."""
 
     def __init__(self, endpoint: Endpoint, prefix: str = "") -> None:
         self.endpoint = endpoint
@@ -66,17 +66,17 @@ class EngineHttp:
         timeout: float | None = TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """One request, its answer's JSON. `body` is sent as it is if it is bytes (a tar), else as JSON."""
+        """Send a request and return its answer's JSON. A `body` of bytes (a tar) is sent as it is, else as JSON."""
         whole = await self._whole(method, path, query, body, timeout, headers)
         try:
             return json.loads(whole) if whole else None
         except ValueError:
-            return None  # some answers are plain words, such as "OK"
+            return None  # some answers are plain text, such as "OK"
 
     async def raw(
         self, method: str, path: str, *, query: Mapping[str, object] | None = None, timeout: float = TIMEOUT
     ) -> bytes:
-        """One request, its answer as it is (an archive, a log)."""
+        """Send a request and return its answer as it is (an archive, a log)."""
         return await self._whole(method, path, query, None, timeout, None)
 
     async def _whole(
@@ -106,7 +106,7 @@ class EngineHttp:
         headers: Mapping[str, str] | None = None,
         timeout: float = 3600.0,
     ) -> AsyncIterator[dict[str, Any]]:
-        """An answer of one JSON object after the other, as it comes."""
+        """Send a request and yield its answer's JSON objects as they come."""
         async with self._asked(method, path, query, None, timeout, headers) as (head, source):
             rest = b""
             async for piece in http1.read_body(source, head):
@@ -120,7 +120,7 @@ class EngineHttp:
                 yield json.loads(rest)
 
     async def open(self, speaker: Callable[[], Speaker]) -> tuple[asyncio.Transport, Speaker]:
-        """A new connection; Unavailable if nobody listens."""
+        """Open a new connection. Raises Unavailable if nobody listens."""
         loop, end = asyncio.get_running_loop(), self.endpoint
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -145,7 +145,7 @@ class EngineHttp:
         size: int | None,
         headers: Mapping[str, str] | None,
     ) -> bytes:
-        """The first lines of a request."""
+        """Return the request line and the headers of a request."""
         target = quote(f"{self.prefix}{path}", safe="/:@")
         if query:
             target += "?" + urlencode({key: _query_value(value) for key, value in query.items()})
@@ -166,7 +166,7 @@ class EngineHttp:
         timeout: float | None,
         headers: Mapping[str, str] | None,
     ) -> AsyncIterator[tuple[http1.Head, http1.Source]]:
-        """One request on a connection of its own, open while its answer is read."""
+        """Send a request on a connection of its own, which stays open while the answer is read."""
         content, kind = (body, "application/x-tar") if isinstance(body, bytes) else (b"", "application/json")
         if body is not None and not content:
             content = json.dumps(body).encode()

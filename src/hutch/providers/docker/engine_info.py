@@ -9,7 +9,7 @@ from hutch.providers.docker.endpoint import Endpoint
 from hutch.providers.docker.settings import LaneChoice, Settings
 
 DIRECT = ("runc", "crun")
-"""Runtimes whose containers are ordinary processes of the engine's kernel. The fast lane enters no others."""
+"""The runtimes whose containers are processes of the engine's kernel. The fast lane enters no others."""
 _CONTROLLERS = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
 _WALLS = {"runsc": Isolation.GVISOR, "gvisor": Isolation.GVISOR, "kata": Isolation.VM}
 
@@ -32,14 +32,14 @@ class EngineInfo(NamedTuple):
     storage: str
     backing: str
     holds: frozenset[str]
-    """Which of cpus, memory and pids its control groups limit: a rootless engine often has none of them."""
+    """Those of cpus, memory and pids that its control groups limit. A rootless engine often has none of them."""
     seems_here: bool
-    """A local socket, a kernel of the same release: no proof. A container's processes are looked for here before the
-    fast lane is taken, and our files by the engine before anything else is made of it (`EngineContext.is_near`)."""
+    """Whether the socket is local and the kernel's release is ours, which is no proof. The fast lane first looks for
+    the container's processes here, and everything else asks the engine for a probe file (`EngineContext.is_near`)."""
     security: tuple[str, ...] = ()
     """The engine's security options. An engine that was restarted without its filter must be probed again."""
     memory_mb: int = 0
-    """0 if the engine does not say."""
+    """The engine's memory, or 0 if the engine does not say."""
 
     @property
     def isolation(self) -> Isolation:

@@ -12,7 +12,7 @@ from hutch.providers.docker import labels
 from hutch.providers.docker.engine_api import Engine
 
 BASE = "hutch-base-1:latest"
-"""An empty image, for containers in which nothing runs but our own guest."""
+"""The name of an empty image, for containers in which nothing runs but our own guest."""
 
 
 async def ensure_base_image(engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """A hijacked stream: after its answer to an exec an engine lets the connection carry the program's bytes.
 
-What comes back is a sequence of frames, `stream (1) | 0 0 0 | length (4, big endian) | bytes`; those of stdout are fed
-to a link as if they came from a socket, those of stderr are kept for a message.
+The engine sends a sequence of frames, `stream (1) | 0 0 0 | length (4, big endian) | bytes`. Those of stdout are fed
+to a link as if they came from a socket, and those of stderr are kept for a message.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Hijacked(asyncio.Protocol):
         self.agreed: asyncio.Future[None] = self._loop.create_future()
         self.link: Link | None = None
         self.stderr = b""
-        """What was written in place of a greeting, and the end of what the program wrote to stderr."""
+        """The output in place of the guest's hello, and the end of what the program wrote to stderr."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._left = 0
@@ -37,7 +37,7 @@ class Hijacked(asyncio.Protocol):
     # --- asyncio's side --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Other event loops have transports that are no subclass: uvloop's, for one.
+        # Other event loops, such as uvloop, have transports that are not a subclass.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -61,7 +61,7 @@ class Hijacked(asyncio.Protocol):
         if self.link is not None:
             self.link.resume_writing()
 
-    # --- ours ------------------------------------------------------------------------------------------------
+    # --- the stream ------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         assert self._transport is not None
@@ -72,7 +72,7 @@ class Hijacked(asyncio.Protocol):
             self._transport.abort()
 
     def become(self, link: Link) -> None:
-        """From now on what the program writes to stdout is the link's."""
+        """Give the link whatever the program writes to stdout from now on."""
         assert self._transport is not None
         self.link = link
         link.connection_made(self._transport)
@@ -110,7 +110,7 @@ class Hijacked(asyncio.Protocol):
                 break
             if self._stream == _STDOUT:
                 if not link.hello:
-                    # Why an exec could not be started is written where its output would have been.
+                    # The engine writes why an exec could not be started where its output would have been.
                     self.stderr = (self.stderr + piece)[-_KEPT:]
                 _feed(link, piece)
             elif self._stream == _STDERR:
@@ -133,7 +133,7 @@ class Hijacked(asyncio.Protocol):
 
 
 async def hijack(http: EngineHttp, exec_id: str) -> Hijacked:
-    """Start an exec and take its streams. EngineRefused or Unavailable."""
+    """Start an exec and take its streams. Raises EngineRefused or Unavailable."""
     body = json.dumps({"Detach": False, "Tty": False}).encode()
     headers = {"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "tcp"}
     head = http.head("POST", f"/exec/{exec_id}/start", None, len(body), headers)

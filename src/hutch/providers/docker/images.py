@@ -1,4 +1,4 @@
-"""Images in the engine's own store: found, or pulled with the caller's own credentials, and what a box needs of it."""
+"""Images in the engine's own store: finding them, pulling them with the caller's credentials, and reading them."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ Progress = Callable[[str, Mapping[str, Any]], None]
 
 
 class Reference(NamedTuple):
-    """`name[:tag|@digest]`, as the engine wants it: in two parts."""
+    """An image's `name[:tag|@digest]` in the two parts that the engine wants."""
 
     name: str
     tag: str
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 
 
 def parse(image: str) -> Reference:
-    """`oci:REF`, or a plain reference."""
+    """Parse `oci:REF` or a plain reference."""
     text = image.removeprefix("oci:")
     if image in ("", "host", "oci:"):
         raise Invalid(
@@ -59,14 +59,14 @@ def parse(image: str) -> Reference:
     path, _, tag = text.rpartition(":")
     if not path or "/" in tag:
         path, tag = text, "latest"
-    # The name becomes a part of the engine's paths: no part of it may be empty or lead upwards.
+    # The name becomes a part of the engine's URL paths, so no part of it may be empty or lead upwards.
     if at or not _NAME.fullmatch(path) or not re.fullmatch(r"\w[\w.-]{0,127}", tag, re.ASCII):
         raise Invalid(f"{image!r} is no reference of an image", op="create", remedy="such as oci:debian:12")
     return Reference(path, tag)
 
 
 class Images:
-    """Of one engine. Two boxes that need the same image wait for one pull."""
+    """The images of one engine. Two boxes that need the same image wait for one pull."""
 
     def __init__(self, engine: Engine, policy: Pull, progress: Progress | None = None) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class Images:
         self._pulls: dict[Reference, asyncio.Task[None]] = {}
 
     async def ensure(self, image: str) -> ImageFacts:
-        """NotFound: neither the engine nor the registry has it; Unsupported: it is for another kind of machine."""
+        """Return an image's facts. Raises NotFound if nobody has it, Unsupported if it is for another machine."""
         if image.partition(":")[0] in ("dir", "tar"):
             raise Unsupported(f"containers are made of images, not of {image!r}", op="create", remedy="use oci:REF")
         reference = parse(image)
@@ -99,7 +99,7 @@ class Images:
         if task is None:
             task = self._pulls[reference] = asyncio.create_task(self._pull(reference))
             task.add_done_callback(lambda _: self._pulls.pop(reference, None))
-        # Shielded: one caller who gives up does not take the image from the others.
+        # The pull is shielded, so that a caller who gives up does not cancel it for the others.
         await asyncio.shield(task)
 
     async def _pull(self, reference: Reference) -> None:
@@ -141,7 +141,7 @@ def facts(found: Mapping[str, Any], name: str) -> ImageFacts:
 
 
 def credentials(registry: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The header by which the engine logs in for us: what `docker login` has left, "" if nothing. Blocks."""
+    """Return the login header from what `docker login` has stored, or "" if there is nothing. Blocks."""
     home = environment.get("DOCKER_CONFIG") or os.path.join(environment.get("HOME") or "/", ".docker")
     try:
         config = json.loads(Path(home, "config.json").read_text())

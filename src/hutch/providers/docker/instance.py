@@ -23,7 +23,7 @@ from hutch.providers.guest_client.verdicts import Counters
 
 
 class Traits(NamedTuple):
-    """What the engine and its runtime make of a container."""
+    """The traits of a container that depend on the engine and its runtime."""
 
     updates: bool
     """Whether the limits of a live container can be changed."""
@@ -48,7 +48,7 @@ class _CountersWithDisk:
 
 
 class ContainerInstance(BundledInstance):
-    """A box in a container: what `GuestInstance` leaves to the engine."""
+    """A box in a container. It does what `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ContainerInstance(BundledInstance):
         counted = await super().usage()
         if not self._traits.walled:
             return counted
-        # What is inside counts its own time; what the machine spent is known to the engine alone.
+        # The sandbox counts its own time; only the engine knows what the machine spent.
         spent = ((await self._engine.stats(self.container)).get("cpu_stats") or {}).get("cpu_usage") or {}
         total, system = spent.get("total_usage") or 0, spent.get("usage_in_kernelmode") or 0
         return counted.but(cpu_user_sec=(total - system) / 1e9, cpu_system_sec=system / 1e9)
@@ -138,17 +138,17 @@ class ContainerInstance(BundledInstance):
         await self.link()
         for link in tuple(self._links.values()):
             if link.usable:
-                # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+                # This is counted at once, so that a command that was sent before knows that it ended for this.
                 overrun.ends += 1
                 await link.request("kill_all")
                 await link.request("make_room")
 
     async def _await_end(self) -> None:
-        """A stream through the engine may outlive the container that it led to."""
+        """Close the links at the container's end, because a stream through the engine may outlive it."""
         try:
             await self._engine.wait(self.container)
         except HutchError:
-            return  # the engine is away: whoever uses the box next is told so
+            return  # the engine is away, and whoever uses the box next gets that error
         for link in tuple(self._links.values()):
             link.close()
 

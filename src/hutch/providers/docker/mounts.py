@@ -1,8 +1,8 @@
-"""Places of the host that a box shows: named as the engine knows them, and proven to be what policy had looked at.
+"""Mounts of host paths: named as the engine knows them, and proven to be the files that policy had checked.
 
 The engine may see other files than we do under the same name: we may run in a container, it may run on another machine.
-On the same kernel a mount is known by device and inode, which the guest tells before any command has run. Elsewhere a
-file with a random name is written into the directory and has to be found by the engine.
+On the same kernel a mount is known by device and inode, which the guest reports before any command has run. Elsewhere
+a file with a random name is written into the directory, and the engine has to find it.
 """
 
 import io
@@ -32,7 +32,7 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 async def binds(order: Order, context: EngineContext) -> tuple[Bind, ...]:
-    """Every mount of the order; Refused or FileMissing before anything is made (B11)."""
+    """Return every mount of the order. Raises Refused or FileMissing before anything is made (B11)."""
     found = []
     for place in shown(order):
         _check(place)
@@ -49,12 +49,12 @@ def shown(order: Order) -> tuple[CheckedMount, ...]:
 
 
 async def comparable(context: EngineContext) -> bool:
-    """Whether inodes inside a container are those of this machine."""
+    """Return whether inodes inside a container are those of this machine."""
     return context.machine.is_direct and await context.is_near()
 
 
 async def verify(link: Link, order: Order) -> None:
-    """The engine mounted these very inodes; Refused if not. Asked of the guest, before any command has run."""
+    """Ask the guest, before any command has run, whether these very inodes are mounted. Raises Refused if not."""
     mounted = shown(order)
     if not mounted:
         return
@@ -65,7 +65,7 @@ async def verify(link: Link, order: Order) -> None:
 
 
 async def give(engine: Engine, volumes: list[str], user: str) -> None:
-    """New volumes belong to root: make their roots the box's user's, through a container that is never started."""
+    """Give new volumes, which belong to root, to the box's user, through a container that is never started."""
     uid, gid = map(int, user.split(":"))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -91,7 +91,7 @@ def _check(place: CheckedMount) -> None:
 
 
 async def _prove(context: EngineContext, place: CheckedMount, bind: Bind) -> None:
-    """By a mark that only the right directory has; of a single file, the directory that it is in."""
+    """Prove the mount by a probe file in its directory, or in the directory that a single file is in."""
     directory, source = place.real, bind.source
     if not os.path.isdir(directory):
         directory, source = os.path.dirname(directory), os.path.dirname(source)

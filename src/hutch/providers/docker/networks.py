@@ -1,4 +1,4 @@
-"""A bridge network for each box that has network, out of a range of our own, and what may not be reached from it.
+"""Bridge networks: one for each box with network, from a range of our own, and the filters of what it may reach.
 
 An engine's own pools hold about thirty networks; ours hold thousands. Boxes never share one: a neighbour cannot be
 called. Where we are root beside the engine, one nftables table for each box keeps the machine itself and every private
@@ -30,14 +30,14 @@ _TABLE = re.compile(r"hutch_box_([a-z0-9]{20})")
 
 
 def bridge(box_id: str) -> str:
-    """The name of an interface has 15 bytes."""
+    """Return the name of the box's bridge; an interface's name has at most 15 bytes."""
     return f"hx{box_id[:13]}"
 
 
 async def create(
     engine: Engine, box_id: str, labels: dict[str, str], addresses: str, *, options: dict[str, str]
 ) -> IPv4Network:
-    """The box's network; its range is one that nobody on the engine uses."""
+    """Create the box's network with a range that nobody on the engine uses, and return the range."""
     pool = IPv4Network(addresses)
     taken = _subnets(await engine.call("GET", "/networks"))
     reason = "none is left"
@@ -67,8 +67,8 @@ async def create(
 
 
 def free(pool: IPv4Network, taken: Sequence[IPv4Network]) -> Iterator[IPv4Network]:
-    """Parts of the pool that nobody has, in no order: two creations at once should not want the same one. Looked for
-    only as far as asked: there are thousands of parts, and perhaps hundreds of networks to compare each with."""
+    """Yield free parts of the pool in random order, so that two creations at once rarely want the same one. They are
+    computed one by one: there are thousands of parts, and perhaps hundreds of networks to compare each with."""
     spans = [(int(each.network_address), int(each.broadcast_address)) for each in taken if each.overlaps(pool)]
     size = 1 << (32 - PREFIX)
     parts = range(int(pool.network_address), int(pool.broadcast_address) + 1, size)
@@ -89,7 +89,7 @@ def _subnets(networks: Sequence[dict[str, Any]]) -> list[IPv4Network]:
 
 
 class NetworkWalls:
-    """The tables of boxes, in the network namespace of the engine."""
+    """The nftables tables of boxes, in the network namespace of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._socket = engine.http.endpoint.path
@@ -100,8 +100,8 @@ class NetworkWalls:
         await asyncio.to_thread(self._nft, script)
 
     async def check(self, box_id: str) -> None:
-        """The box's bridge is where its wall is. Who listens at the engine's socket may be somebody who forwards it, in
-        another network than the engine's: there the rules would hold nobody."""
+        """Check that the box's bridge is in the namespace of its filter. The process at the engine's socket may only
+        forward it, from another network namespace, where the rules would filter nothing."""
         devices = await asyncio.to_thread(_devices, self._socket)
         if bridge(box_id) not in devices:
             raise EngineError(
@@ -112,12 +112,12 @@ class NetworkWalls:
             )
 
     async def remove(self, box_id: str) -> None:
-        # `add` first makes the deletion right whether the table is there or not.
+        # With `add` first, the deletion succeeds whether the table is there or not.
         table = f"table inet hutch_box_{box_id}"
         await asyncio.to_thread(self._nft, f"add {table}\ndelete {table}\n")
 
     async def boxes(self) -> set[str]:
-        """The boxes that have a table."""
+        """Return the ids of the boxes that have a table."""
         listed = await asyncio.to_thread(self._nft, "list tables\n")
         return set(_TABLE.findall(listed))
 
@@ -125,7 +125,7 @@ class NetworkWalls:
         program = find_program("nft")
         if program is None:
             raise EngineError("nft is not installed", op="create", remedy="install nftables")
-        # Asked each time: the engine may have been started again, as another process.
+        # The process is looked up each time, because the engine may have been restarted.
         enter = _entrance(self._socket)
         done = subprocess.run([*enter, program, "-f", "-"], input=script, capture_output=True, text=True)
         if done.returncode:
@@ -136,7 +136,7 @@ class NetworkWalls:
 def ruleset(
     box_id: str, forbidden: Sequence[IPv4Network], allowed: Sequence[IPv4Network], servers: Sequence[IPv4Address]
 ) -> str:
-    """What may leave this box's network: nothing to the machine, to neighbours or to private ranges."""
+    """Return the rules by which this box reaches neither the machine, nor neighbours, nor private ranges."""
     box = f'"{bridge(box_id)}"'
     names = (
         f"ip daddr {{ {', '.join(map(str, servers))} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
@@ -172,7 +172,7 @@ delete {table}
 
 
 def nameservers(path: str = "/etc/resolv.conf") -> list[IPv4Address]:
-    """Of this machine: names are asked for from inside the box, and the servers are often private."""
+    """Return this machine's name servers, which boxes ask themselves and which are often private."""
     found = []
     for source in ("/run/systemd/resolve/resolv.conf", path):
         try:
@@ -192,7 +192,7 @@ def nameservers(path: str = "/etc/resolv.conf") -> list[IPv4Address]:
 
 
 def _entrance(engine_socket: str) -> list[str]:
-    """How a program gets into the engine's network namespace: nothing to do if it is ours."""
+    """Return the command prefix that enters the engine's network namespace, empty if it is ours."""
     pid = _listener(engine_socket)
     ours, theirs = os.stat("/proc/self/ns/net"), os.stat(f"/proc/{pid}/ns/net")
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
@@ -209,14 +209,14 @@ def _devices(engine_socket: str) -> set[str]:
 
 
 def _listener(engine_socket: str) -> int:
-    """The process at the other end of the engine's socket."""
+    """Return the pid of the process at the other end of the engine's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         try:
             door.connect(engine_socket)
         except OSError as error:
             raise Unavailable(f"the engine at {engine_socket} cannot be reached: {error.strerror}") from error
         pid: int = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    if pid == 0:  # of a namespace that is not below ours
+    if pid == 0:  # its pid namespace is not below ours
         raise EngineError(
             f"who listens at {engine_socket} cannot be seen from here, so that no network can be walled",
             op="create",

@@ -1,7 +1,7 @@
-"""Places of machines that are no Linux, as an engine in their virtual machine knows them. Pure, and the same anywhere.
+"""Translates paths of Windows and macOS to those that an engine in a virtual machine knows. The functions are pure.
 
 With Docker Desktop the server and the client run on Windows or macOS and the containers in a Linux beside it, which
-sees drives and shared directories under names of its own. What is refused here the engine never hears of.
+sees drives and shared directories under names of its own. A path that is refused here never reaches the engine.
 """
 
 import posixpath
@@ -11,7 +11,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from hutch.errors import Invalid, Refused
 
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?$")
-"""Names that Windows gives to devices, whatever the directory and whatever follows a dot."""
+"""The names that Windows gives to devices, whatever the directory and whatever follows a dot."""
 _WINDOWS_SYSTEM = frozenset(
     {"windows", "program files", "program files (x86)", "programdata", "system volume information", "$recycle.bin",
      "recovery", "boot", "$windows.~bt", "perflogs", "msocache"}
@@ -19,11 +19,11 @@ _WINDOWS_SYSTEM = frozenset(
 _MAC_SYSTEM = ("/System", "/Library", "/Applications", "/bin", "/sbin", "/usr", "/etc", "/dev", "/cores", "/opt",
                "/private/etc", "/private/var", "/var", "/Network")  # fmt: skip
 _MAC_OPEN = ("/private/var/folders", "/var/folders")
-"""Where macOS keeps each user's temporary files, inside of a place that is the system's."""
+"""The directories inside the system's own where macOS keeps each user's temporary files."""
 
 
 def engine_path(path: str, platform: str) -> str:
-    """The source of a mount as the engine is told it; `platform` as in sys.platform."""
+    """Return the source of a mount as the engine names it. `platform` is as in sys.platform."""
     if platform == "win32":
         return windows(path)
     if platform == "darwin":
@@ -32,7 +32,7 @@ def engine_path(path: str, platform: str) -> str:
 
 
 def windows(path: str) -> str:
-    r"""`C:\Users\me\work` as Docker Desktop knows it: `/c/Users/me/work`."""
+    r"""Return `C:\Users\me\work` as Docker Desktop knows it: `/c/Users/me/work`."""
     if "\0" in path:
         raise Invalid("a path cannot contain a NUL", op="mount")
     plain = path.replace("/", "\\")
@@ -58,13 +58,13 @@ def windows(path: str) -> str:
 
 
 def mac(path: str) -> str:
-    """The path itself: Docker Desktop shows shared directories under the names they have."""
+    """Return the path itself: Docker Desktop shows shared directories under the names they have."""
     if not path.startswith("/") or "\0" in path:
         raise Invalid(f"{path!r} is no absolute path", op="mount")
     plain = posixpath.normpath(path)
     if any(_within(plain, place) and plain != place for place in _MAC_OPEN):
         return plain
-    # The file system ignores case, and so does who is refused.
+    # The file system ignores case, and so does the refusal.
     if plain in ("/", "/Users", "/Volumes", "/private") or any(_within(plain, place) for place in _MAC_SYSTEM):
         raise Refused(f"{path!r} belongs to the system", op="mount", remedy="mount a directory of your own")
     if plain.casefold().endswith((".docker/run", "docker.sock")):
@@ -77,7 +77,7 @@ def _within(path: str, place: str) -> bool:
 
 
 def translated(path: str, prefixes: dict[str, str]) -> str:
-    """As the engine names it: the longest prefix of ours that is known."""
+    """Return the path as the engine names it, by the longest known prefix of ours."""
     for ours in sorted(prefixes, key=len, reverse=True):
         below = path.removeprefix(ours.rstrip("/"))
         if path == ours or (below != path and below.startswith("/")):

@@ -1,4 +1,4 @@
-"""What an engine can do: read from its answers, then proven by a canary box that holds nothing but our guest."""
+"""An engine's capabilities: read from its answers, then proven by a canary box that holds nothing but our guest."""
 
 import contextlib
 import hashlib
@@ -45,7 +45,7 @@ def canary_order(provider: str, image: str, network: NetworkMode) -> Order:
 
 
 class CanaryResult(NamedTuple):
-    """What a canary box has shown."""
+    """The facts that a canary box has shown."""
 
     status: str
     pty: bool
@@ -54,11 +54,11 @@ class CanaryResult(NamedTuple):
 
 
 class Proof(Record, frozen=True, kw_only=True):
-    """What is stored of the canaries' results."""
+    """The stored part of the canaries' results."""
 
     pty: bool
     no_network: str
-    """Why a box cannot have one; "" if it can."""
+    """The reason why a box cannot have a network, or "" if it can."""
 
 
 async def has_terminal(box: ContainerInstance, bundle: GuestBundle) -> bool:
@@ -146,7 +146,7 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
         mounts=True,
         memory_mb=found.memory_mb,
         grades=grades(found),
-        disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine's
+        disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine
         disk_if_writable_root=EnforcedBy.WATCHDOG,
         missing=_missing(context, proof, walled=walled),
         facts={
@@ -211,7 +211,7 @@ def _read_proof(mark: Path | None) -> Proof | None:
 
 def _write_proof(mark: Path | None, proof: Proof) -> None:
     if mark is not None:
-        with contextlib.suppress(OSError):  # without the file the next probe only costs two boxes
+        with contextlib.suppress(OSError):  # without the file the next probe only has to make two boxes
             mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             mark.write_bytes(proof.to_json())
 

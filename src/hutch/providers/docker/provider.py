@@ -1,4 +1,4 @@
-"""Docker and Podman: each box one hardened container, our guest its first process, found again by name and label."""
+"""Docker and Podman: each box is a hardened container whose first process is our guest, found by name and label."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class DockerProvider(Provider):
                     self._context = await context.connect(engine, self._settings)
         return self._context
 
-    # --- what can be done here -------------------------------------------------------------------------------
+    # --- capabilities ----------------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
         doubted, self._doubted = self._doubted, False
@@ -93,7 +93,7 @@ class DockerProvider(Provider):
     async def needs_pull(self, reference: str) -> bool:
         return await (await self._engine()).images.needs_pull(reference)
 
-    # --- making ----------------------------------------------------------------------------------------------
+    # --- creating --------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:
         data: dict[str, Any] = {
@@ -111,8 +111,8 @@ class DockerProvider(Provider):
         await found.prepare()
         image = await found.images.ensure(order.spec.image)
         binds = await mounts.binds(order, found)
-        # From here on the engine has parts of the box. A request that is given up half-way may still be carried out, so
-        # a creation that is cancelled runs to its end and is then undone.
+        # From here on the engine has parts of the box. It may still carry out a request that was given up, so a
+        # cancelled creation runs to its end and is then undone.
         making = asyncio.ensure_future(self._make(found, order, planned, image, binds))
         try:
             return await asyncio.shield(making)
@@ -159,7 +159,7 @@ class DockerProvider(Provider):
         return instance
 
     async def _meet_guest(self, found: EngineContext, instance: ContainerInstance, order: Order) -> None:
-        """Wait for the guest's greeting, which is the box's first real answer, and check its mounts."""
+        """Wait for the guest's hello, which is the box's first real answer, and check its mounts."""
         try:
             link = await instance.link()
         except (BoxBroken, Unavailable) as error:
@@ -198,7 +198,7 @@ class DockerProvider(Provider):
         await asyncio.wait({making})
         try:
             if not making.cancelled() and making.exception() is None:
-                with contextlib.suppress(HutchError, OSError):  # of a box that nobody wants any more
+                with contextlib.suppress(HutchError, OSError):  # nobody wants this box any more
                     await making.result().close()
         finally:
             await self._discard(planned, keep_store="restored" in planned.data)
@@ -211,7 +211,7 @@ class DockerProvider(Provider):
             details={"step": error.op, "status": error.status},
         )
 
-    # --- reaching --------------------------------------------------------------------------------------------
+    # --- connecting ------------------------------------------------------------------------------------------
 
     def _identity(self, found: EngineContext, inspected: Json | None) -> dict[str, str | int | float]:
         """Return the container's first process if we can see it, which decides whether the fast lane is used."""
@@ -329,8 +329,8 @@ class DockerProvider(Provider):
         await self._discard(record, keep_store=False)
 
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
-        """By names alone: a creation that died half-way has left no other trace. A record that comes from a list does
-        not say what there is, so that everything is looked for."""
+        """Remove the box's objects by name alone, because a creation that died half-way has left no other trace. A
+        record that comes from a list does not say what there is, so everything is looked for."""
         found = await self._engine()
         await found.engine.remove(naming.container(record.box_id))
         if record.data.get("network", True):
@@ -350,11 +350,11 @@ class DockerProvider(Provider):
         return await cleanup.sweep(await self._engine(), dry_run=dry_run)
 
     async def close(self) -> None:
-        """Nothing is held: every request has a connection of its own."""
+        """Do nothing, because every request has a connection of its own."""
 
 
 class PodmanProvider(DockerProvider):
-    """The same API, in Podman's dialect."""
+    """Boxes as containers of Podman, which has the same API in a dialect of its own."""
 
     name: ClassVar[str] = "podman"
     dialect: ClassVar[Dialect] = PODMAN
@@ -364,15 +364,15 @@ def _check_network(spec: EffectiveSpec, found: EngineContext) -> None:
     if spec.network is NetworkMode.OFF:
         return
     if spec.network is not NetworkMode.ON:
-        # Made with no filter it would be an open network under a name that promises another.
+        # Without a filter this would be an open network under a name that promises a closed one.
         raise Unsupported(f"network {spec.network.value} is not available in containers", op="create")
     if found.no_network:
         raise Unsupported(f"network on is not available here: {found.no_network}", op="create")
 
 
 def _guest_options(order: Order, image: ImageFacts, *, watched: bool) -> bytes:
-    """What `guest.main.Options` is made of. It goes to the guest over its first connection: what stands in a
-    container's configuration is shown to everybody who may ask the engine, and secrets must not be."""
+    """Return the guest's `guest.main.Options`. They go over its first connection, because the engine shows a
+    container's configuration to everybody who may ask it, and these may hold secrets."""
     spec = order.spec
     return json.dumps(
         {

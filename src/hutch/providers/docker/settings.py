@@ -1,4 +1,4 @@
-"""The table `[providers.docker]` (or podman) of the configuration."""
+"""The settings in the table `[providers.docker]` (or podman) of the configuration."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from hutch.errors import ConfigError
 
 class LaneChoice(StrEnum):
     AUTO = "auto"
-    """The fast lane where it can be had, else the engine's API."""
+    """The fast lane is used where it is possible, else the engine's API."""
     FAST = "fast"
     API = "api"
 
@@ -24,28 +24,28 @@ class Pull(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every setting with what it does."""
+    """The settings of one engine."""
 
     host: str = ""
-    """unix:///path or tcp://host:port; empty: as the engine's own command line would find it."""
+    """The engine's unix:///path or tcp://host:port. If empty, it is found as its own command line would."""
     certificates: str = ""
-    """A directory with ca.pem, cert.pem and key.pem, for tcp with TLS."""
+    """The directory with ca.pem, cert.pem and key.pem, for tcp with TLS."""
     lane: LaneChoice = LaneChoice.AUTO
     runtime: str = ""
-    """The engine's name of an OCI runtime (runsc, crun, kata); empty: its default."""
+    """The engine's name of an OCI runtime (runsc, crun, kata). If empty, its default is used."""
     image: str = ""
-    """Of boxes whose caller names none, such as "debian:12"."""
+    """The image of boxes whose caller names none, such as "debian:12"."""
     pull: Pull = Pull.MISSING
     user: str = "1000:1000"
-    """uid:gid of the box's ordinary user, unless the image names one by number."""
+    """The uid:gid of the box's ordinary user, unless the image names one by number."""
     addresses: str = "10.231.0.0/16"
-    """Where networks of boxes are cut from, so that the engine's own few pools do not run out."""
+    """The range from which boxes get their networks, so that the engine's own few pools do not run out."""
     paths: dict[str, str] = msgspec.field(default_factory=dict)
-    """How paths differ, for Hutch in a container: our prefix of a path, and the engine's for the same place."""
+    """For Hutch in a container: our prefix of each path, and the engine's prefix for the same directory."""
     cgroup_parent: str = ""
-    """The control group below which containers are made; empty: the engine's own choice."""
+    """The control group below which containers are made. If empty, the engine chooses."""
     state_dir: str = ""
-    """Ours, given by the configuration as a whole."""
+    """Hutch's state directory, which the configuration as a whole gives."""
 
 
 def read(provider: str, table: Mapping[str, object]) -> Settings:
