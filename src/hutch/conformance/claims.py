@@ -1,4 +1,4 @@
-"""What a check may say about a provider: claims that fail with a sentence, also under `python -O`."""
+"""The claims of checks about a provider, which fail with a sentence, also under `python -O`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import NoReturn
 from hutch.errors import HutchError
 
 SHOWN = 300
-"""Characters of a value in a message."""
+"""The most characters of a value in a message."""
 
 
 class Broken(AssertionError):
@@ -25,7 +25,7 @@ def broken(what: str) -> NoReturn:
 
 
 def holds(condition: object, what: str) -> None:
-    """`what` says what was wrong, as seen by the provider's author."""
+    """Fail unless the condition holds. `what` tells the provider's author what was wrong."""
     if not condition:
         broken(what)
 
@@ -37,7 +37,7 @@ def same(got: object, wanted: object, what: str) -> None:
 
 @contextmanager
 def raises(*kinds: type[BaseException], what: str) -> Iterator[Caught]:
-    """The body must raise one of these errors, and it must be a HutchError with a message."""
+    """Fail unless the body raises one of these errors, which must be a HutchError with a message."""
     caught = Caught()
     try:
         yield caught

@@ -1,4 +1,4 @@
-"""Run the checks against a provider: each passed, failed, or cleanly refused what the provider does not claim."""
+"""Runs the checks against a provider: each passes, fails, or finds that what is not claimed is cleanly refused."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ class Outcome(StrEnum):
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """What one check found."""
+    """The finding of one check."""
 
     name: str
     theme: str
@@ -32,7 +32,7 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """What a run found, in the order of the run."""
+    """The findings of a run, in the order of the run."""
 
     provider: str
     findings: tuple[Finding, ...]
@@ -57,7 +57,7 @@ async def run(
     patience: float = 30.0,
     progress: Callable[[Finding], None] | None = None,
 ) -> Report:
-    """Every selected check, one after the other, on one provider object. `make` gives as many objects as are needed."""
+    """Run every selected check, one after the other, on one provider object. `make` returns as many as are needed."""
     selected = chosen(select)
     provider = make()
     try:
@@ -80,7 +80,7 @@ async def prepare(
     patience: float = 30.0,
     one_plain_box: bool = False,
 ) -> Workbench:
-    """A workbench for a provider that works here; Unavailable with its own reason if it does not."""
+    """Return a workbench for a provider that works here. Raises Unavailable with its own reason if it does not."""
     capabilities = await provider.probe()
     if not capabilities.usable:
         raise Unavailable(
@@ -92,7 +92,7 @@ async def prepare(
 
 
 async def judge(check: Check, bench: Workbench) -> Finding:
-    """One check's finding; an error of any kind is a finding too."""
+    """Return one check's finding. An error of any kind is a finding too."""
     started = time.monotonic()
     outcome, message = Outcome.FAILED, ""
     try:
@@ -115,7 +115,7 @@ async def judge(check: Check, bench: Workbench) -> Finding:
 
 
 async def perform(check: Check, bench: Workbench) -> Outcome:
-    """Run the check, or the refusal in its place; raises what went wrong."""
+    """Run the check, or the refusal in its place, and raise what went wrong."""
     try:
         lacks = lacking(bench.capabilities, check.needs)
         if not lacks:
@@ -131,7 +131,7 @@ async def perform(check: Check, bench: Workbench) -> Outcome:
 
 
 def explain(bench: Workbench, need: str) -> None:
-    """What a provider cannot do carries a reason."""
+    """Fail unless the provider gives a reason for what it cannot do."""
     field, _, value = need.partition(".")
     for missing in bench.capabilities.missing:
         if missing.what in (need, field, value) and missing.reason:

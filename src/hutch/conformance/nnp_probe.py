@@ -1,4 +1,4 @@
-"""A program that tells by its exit code whether it may gain privileges. In machine code: an image need not have any."""
+"""A program whose exit code says whether it may gain privileges, in machine code, as an image may lack programs."""
 
 import struct
 
@@ -6,7 +6,7 @@ from hutch.conformance.claims import broken
 
 IS_FREE, IS_BARRED, IS_ROOT = 0, 1, 7
 
-# geteuid(); root: exit(7); else exit(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
+# If geteuid() is root, it calls exit(7), else exit(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)).
 _X86_64 = bytes.fromhex(
     "b86b000000 0f05 85c0 741a"  # mov eax, 107; syscall; test eax, eax; jz root
     "bf27000000 31f6 31d2 4531d2 4531c0"  # mov edi, 39; the other arguments: 0
@@ -29,7 +29,7 @@ _HEADERS = 64 + 56
 
 
 def program(machine: str) -> bytes:
-    """An ELF file with one segment (elf(5)) for the machine that `uname -m` names."""
+    """Return an ELF file with one segment (elf(5)) for the machine that `uname -m` names."""
     if machine not in _CODE:
         broken(f"there is no probe for machine {machine}: this check knows {', '.join(_CODE)}")
     number, code = _CODE[machine]

@@ -19,23 +19,23 @@ from hutch.providers.base import Provider
 
 
 class ProviderConformance:
-    """All checks on one provider object; what the provider does not claim, it is tested to refuse."""
+    """Runs all checks on one provider object, and tests that it refuses what it does not claim."""
 
     image: ClassVar[str] = ""
-    """The image of its boxes; empty: the provider's own default."""
+    """The image of its boxes. If empty, the provider's own default is used."""
     patience: ClassVar[float] = 30.0
     one_plain_box: ClassVar[bool] = False
-    """Checks that need no more than a plain box get one and the same, emptied after each: where boxes are dear."""
+    """Whether checks that need only a plain box share one, emptied after each, because boxes are expensive."""
 
     @classmethod
     def make_provider(cls) -> Provider:
-        """A new provider object, which knows nothing of those before."""
+        """Return a new provider object, which knows nothing of those before."""
         raise TypeError(f"{cls.__name__} does not say how its provider is made (make_provider)")
 
     @pytest.fixture(scope="class")
     @classmethod
     def event_loop_of_class(cls) -> Iterator[asyncio.Runner]:
-        """One loop for the class: a provider's connections belong to the loop they were opened in."""
+        """Run one loop for the class, because a provider's connections belong to the loop they were opened in."""
         with asyncio.Runner() as runner:
             yield runner
 

@@ -1,4 +1,4 @@
-"""What a provider without a capability has to refuse: cleanly, with a reason, and with nothing left behind."""
+"""The refusals of a provider without a capability: cleanly, with a reason, and with nothing left behind."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ async def refuse_pty(bench: Workbench) -> None:
 async def refuse_watch(bench: Workbench) -> None:
     async with bench.box() as box, bench.within("an answer to a watch"):
         watching = asyncio.ensure_future(anext(aiter(box.files.watch("."))))
-        while not watching.done():  # a provider that watches all the same answers at the first change
+        while not watching.done():  # a provider that watches nevertheless answers at the first change
             await box.files.write("changed", b"")
             await asyncio.wait([watching], timeout=POLL)
         with raises(Unsupported, what="watching a directory"):
@@ -65,7 +65,7 @@ async def refuse_writable_root(bench: Workbench) -> None:
 
 
 async def _refused(bench: Workbench, what: str, **changes: Any) -> None:
-    """Policy refuses such an order before; the provider does too, because a wall has no front door only."""
+    """Check that the provider refuses the order itself, although policy would have refused it before."""
     order = bench.order(**changes)
     planned = bench.provider.plan(order)
     with raises(Unsupported, Refused, what=f"creating a box with {what}"):

@@ -1,4 +1,4 @@
-"""Which checks there are: each a coroutine with its theme, its name and the capability it needs.
+"""The registry of checks: each is a coroutine with its theme, its name and the capability it needs.
 
 A need is spelled like `Missing.what`: a field of the capabilities, with the value where there are several (`pty`,
 `networks.on`, `users.root`, `grades.memory_mb`); several are separated by spaces. If the provider lacks one, its
@@ -20,7 +20,7 @@ Body = Callable[["Workbench"], Awaitable[None]]
 
 THEMES = ("capabilities", "life", "exec", "streams", "jobs", "terminal", "files", "edits", "search", "trees", "limits",
           "isolation", "network", "mounts")  # fmt: skip
-"""In the order in which a provider's author wants to see them pass; each is a module of `conformance.checks`."""
+"""The themes in the order in which a provider's author wants them to pass, each a module of `conformance.checks`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def check(theme: str, *, needs: str = "") -> Callable[[Body], Body]:
 
 
 def refusal(need: str) -> Callable[[Body], Body]:
-    """Register what a provider without `need` is asked all the same, and has to refuse."""
+    """Register a request that a provider without `need` gets nevertheless, and has to refuse."""
 
     def register(body: Body) -> Body:
         _refusals[need] = body
@@ -64,7 +64,7 @@ def refusal(need: str) -> Callable[[Body], Body]:
 
 
 def checks() -> tuple[Check, ...]:
-    """Every check, by theme."""
+    """Return every check, ordered by theme."""
     import_module("hutch.conformance.refusals")
     for theme in THEMES:
         import_module(f"hutch.conformance.checks.{theme}")
@@ -72,7 +72,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def chosen(select: tuple[str, ...]) -> tuple[Check, ...]:
-    """Checks whose name or theme is given; all without a selection."""
+    """Return the checks whose name or theme is given, or all without a selection."""
     every = checks()
     for asked in select:
         if not any(asked in (each.name, each.theme) for each in every):
@@ -85,12 +85,12 @@ def refusal_of(need: str) -> Body | None:
 
 
 def lacking(capabilities: Capabilities, needs: str) -> str:
-    """The first need that the provider does not claim; "" if it claims all of them."""
+    """Return the first need that the provider does not claim, or "" if it claims all of them."""
     return next((need for need in needs.split() if not _claims(capabilities, need)), "")
 
 
 def has(capabilities: Capabilities, needs: str) -> bool:
-    """Whether the provider claims what a check needs."""
+    """Return whether the provider claims what a check needs."""
     return not lacking(capabilities, needs)
 
 

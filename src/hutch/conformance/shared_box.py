@@ -1,4 +1,4 @@
-"""One plain box for many checks, for engines whose boxes are dear: emptied after each, given up after a failure."""
+"""One plain box for many checks, where boxes are expensive: emptied after each, destroyed after a failure."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -6,12 +6,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from hutch.model.results import Result
 from hutch.providers.base import Command, Instance
 
-# Every process but the first and this one, then every file; `kill -1` spares whoever calls it.
+# This ends every process but the first and itself (`kill -1` spares its caller), then removes every file.
 _EMPTY = 'kill -9 -1 2>/dev/null; find /workspace /tmp "$HOME" -mindepth 1 -maxdepth 1 -exec rm -rf {} +'
 
 
 class CommonBox:
-    """The box is made when first asked for, and again after it had to be given up."""
+    """A box that is created at first use, and again after a failure had it destroyed."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Instance]], patience: float) -> None:
         self._make = make
@@ -21,7 +21,7 @@ class CommonBox:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Instance]:
-        """To one check at a time."""
+        """Lend the box to one check at a time."""
         if self._box is None:
             self._box = await self._made.enter_async_context(self._make())
         try:
@@ -34,7 +34,7 @@ class CommonBox:
             await self.close()
 
     async def _emptied(self, box: Instance) -> bool:
-        """Whether nothing of the check is left: no process, no job, no file."""
+        """Empty the box and return whether nothing of the check is left: no process, no job, no file."""
         cleaned: Result = await box.run(Command(command=("sh", "-c", _EMPTY), timeout_sec=self._patience))
         for info in await box.jobs():
             await (await box.job(info.id)).wait(self._patience)

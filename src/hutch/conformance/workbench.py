@@ -1,4 +1,4 @@
-"""What a check works with: a provider, boxes that are destroyed at the end, orders, scratch space on the host."""
+"""The workbench of a check: a provider, boxes that are destroyed at the end, orders, scratch space on the host."""
 
 import asyncio
 import os
@@ -32,12 +32,12 @@ from hutch.providers.base import Command, Instance, InstanceRecord, Process, Pro
 
 LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=64, open_files=256, timeout_sec=30, max_timeout_sec=0)
 KEEPER = f"conformance-{secrets.token_hex(4)}"
-"""Of this process: two runs on one machine are two keepers."""
+"""The keeper's name in this process, because two runs on one machine are two keepers."""
 POLL = 0.02
 
 
 class Workbench:
-    """One provider on the bench."""
+    """The workbench for one provider."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Workbench:
         self.capabilities = capabilities
         self.image = image or _usual_image(capabilities)
         self.patience = patience
-        """Seconds until a thing that has to happen counts as not happening. Never a measure of speed."""
+        """The seconds after which something that must happen counts as failed. It is never a measure of speed."""
         self._common = CommonBox(self.box, patience) if one_plain_box else None
         self._scratch: Path | None = None
 
@@ -64,7 +64,7 @@ class Workbench:
 
     @property
     def scratch(self) -> Path:
-        """A directory of the host, empty at first, in which every user may write."""
+        """Return a new, empty directory of the host in which every user may write."""
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="conformance-", dir="/tmp"))
             self._scratch.chmod(0o777)
@@ -76,7 +76,7 @@ class Workbench:
             self._scratch = None
 
     def spec(self, **changes: Any) -> EffectiveSpec:
-        """A plain box with these fields changed; limits may be given flat."""
+        """Return the spec of a plain box with these fields changed. Limits may be given flat."""
         limits = {name: changes.pop(name) for name in Limits.__struct_fields__ if name in changes}
         plain = EffectiveSpec(
             profile="conformance", provider=self.provider.name, image=self.image, workspace=Workspace(),
@@ -87,7 +87,7 @@ class Workbench:
         return plain.but(**changes)
 
     def order(self, **changes: Any) -> Order:
-        """An order for a new box. Mounts and a workspace of the host are pinned here, as policy would do it."""
+        """Return an order for a new box. Mounts and a workspace of the host are pinned here, as policy would do it."""
         places = changes.pop("places", None)
         spec = self.spec(**changes)
         return Order(
@@ -96,18 +96,18 @@ class Workbench:
 
     @asynccontextmanager
     async def box(self, **changes: Any) -> AsyncIterator[Instance]:
-        """A new box, destroyed at the end."""
+        """Create a box, and destroy it at the end."""
         order = self.order(**changes)
         async with self.made(order) as instance:
             yield instance
 
     def plain_box(self) -> AbstractAsyncContextManager[Instance]:
-        """An empty box of the usual kind, for a check that neither changes nor ends it: it may be used for more."""
+        """Return an empty plain box for a check that neither changes nor ends it. Several checks may share it."""
         return self._common.lent() if self._common is not None else self.box()
 
     @asynccontextmanager
     async def made(self, order: Order) -> AsyncIterator[Instance]:
-        """The box of this order; whatever happens, it is destroyed, if need be from its plan."""
+        """Create the box of this order, and destroy it whatever happens, if need be from its plan."""
         planned = self.provider.plan(order)
         record = planned
         try:
@@ -122,7 +122,7 @@ class Workbench:
 
     @asynccontextmanager
     async def another(self) -> AsyncIterator[Provider]:
-        """A second provider object that knows nothing of the first."""
+        """Yield a second provider object that knows nothing of the first."""
         provider = self.make()
         try:
             yield provider
@@ -133,7 +133,7 @@ class Workbench:
     async def attached(
         self, record: InstanceRecord, spec: EffectiveSpec, provider: Provider | None = None
     ) -> AsyncIterator[Instance]:
-        """One more handle on a box, closed at the end."""
+        """Yield one more handle on a box, and close it at the end."""
         instance = await (provider or self.provider).attach(record, spec)
         try:
             yield instance
@@ -144,30 +144,30 @@ class Workbench:
         return any(each.box_id == record.box_id for each in await self.provider.list())
 
     async def run(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> Result:
-        """The command's result, whatever it did."""
+        """Return the command's result, whatever it did."""
         fields.setdefault("timeout_sec", self.patience)
         return await box.run(Command(command=command, **fields))
 
     async def output(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> bytes:
-        """Standard output of a command that has to succeed."""
+        """Return the standard output of a command that has to succeed."""
         result = await self.run(box, command, **fields)
         if not result.ok:
             broken(f"{command!r} ended with {result.verdict.cause} {result.exit_code}: {result.stderr[-200:]!r}")
         return result.stdout_bytes
 
     async def answers(self, box: Instance) -> None:
-        """The box still works."""
+        """Fail unless the box still works."""
         same(await self.output(box, "echo alive"), b"alive\n", "the box's answer afterwards")
 
     async def start(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> Process:
         return await box.start(Command(command=command, **fields))
 
     async def ended(self, process: Process) -> Result:
-        """The result of a job that has to end by itself."""
+        """Return the result of a job that has to end by itself."""
         return await process.wait(self.patience)
 
     async def read_until(self, process: Process, wanted: bytes, stream: str = "stdout") -> bytes:
-        """All output so far, once it contains `wanted`."""
+        """Return all output so far, once it contains `wanted`."""
         seen, cursor = b"", 0
         async with self.within(f"{wanted!r} on {stream}"):
             while wanted not in seen:
@@ -178,7 +178,7 @@ class Workbench:
         return seen
 
     async def read_all(self, process: Process, stream: str = "stdout", limit: int = 65536) -> bytes:
-        """Everything from the first byte to the end of file, by cursor."""
+        """Return everything from the first byte to the end of file, read by cursor."""
         pieces: list[bytes] = []
         cursor = 0
         async with self.within(f"the end of {stream}"):
@@ -191,7 +191,7 @@ class Workbench:
 
     @asynccontextmanager
     async def within(self, what: str) -> AsyncIterator[None]:
-        """The body has to come to its end."""
+        """Fail if the body does not end in time."""
         try:
             async with asyncio.timeout(self.patience):
                 yield
@@ -210,8 +210,8 @@ class Workbench:
             await asyncio.sleep(POLL)
 
     async def processes(self, box: Instance, mark: str) -> int:
-        """How many processes of the box have `mark` on their command line; zombies have none."""
-        # The list is whole before grep starts, and the pattern is split, so that the search does not find itself.
+        """Return how many processes of the box have `mark` on their command line. Zombies have none."""
+        # The list is complete before grep starts, and the pattern is split, so that the search does not find itself.
         script = f"""all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n')
         echo "$all" | grep -c '{mark[0]}''{mark[1:]}'"""
         result = await self.run(box, ("sh", "-c", script))
@@ -219,7 +219,7 @@ class Workbench:
 
 
 def pinned(spec: EffectiveSpec) -> CheckedMounts:
-    """The host places of a spec with the inodes that are there now."""
+    """Return the host paths of a spec with the inodes that are there now."""
     own = spec.workspace.source == "own" or spec.workspace.mode is MountMode.NONE
     return CheckedMounts(
         mounts=tuple(pin(mount) for mount in spec.mounts if mount.mode is not MountMode.NONE),

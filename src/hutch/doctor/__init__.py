@@ -1,1 +1,1 @@
-"""What this machine can do: facts are gathered, pure checks judge them, and a real box has the last word."""
+"""The doctor of a machine: it gathers facts, judges them by pure checks, and then runs a real box."""

@@ -1,4 +1,4 @@
-"""The last word: a real box that runs a real command, timed."""
+"""The canary: a real box that runs a real command, timed."""
 
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ NAME = "canary box"
 
 
 async def findings(config: Config) -> AsyncIterator[Finding]:
-    """Whether a box works here, how fast, and what its limits are held by."""
+    """Yield whether a box works here, how fast, and what enforces its limits."""
     keeper = Keeper(config, MemoryStore())
     try:
         await keeper.start()
@@ -46,7 +46,7 @@ async def _one_box(hutch: Hutch) -> Finding:
 
 
 async def _one_connection() -> Finding:
-    """Over the very path that a box's would take: that its parts are installed says little."""
+    """Try a connection over the very path of a box's, because installed parts alone prove little."""
     name, started = "network connection", time.perf_counter()
     try:
         await probe.prove_network()
@@ -57,7 +57,7 @@ async def _one_connection() -> Finding:
 
 
 def of_limits(capabilities: Capabilities) -> Finding:
-    """By what each limit is held here, as the engine reports it."""
+    """Return what enforces each limit here, as the engine reports it."""
     grades = capabilities.grades.to_plain()
     shown = ", ".join(f"{limit} by {grade}" for limit, grade in grades.items())
     unheld = [limit for limit, grade in grades.items() if grade == EnforcedBy.NONE]

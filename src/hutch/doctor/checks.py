@@ -7,7 +7,7 @@ from hutch.doctor.facts import Facts, Place
 from hutch.doctor.findings import Finding, fail, ok, warn
 
 KERNEL_FLOOR = (5, 12)
-"""mount_setattr (5.12), overlay in user namespaces (5.11), close_range (5.9)."""
+"""The oldest kernel with mount_setattr (5.12), overlay in user namespaces (5.11) and close_range (5.9)."""
 
 _NEWER = (
     ((5, 14), "pids of rootless boxes are counted per user, not per box"),
@@ -24,7 +24,7 @@ _NEWER = (
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """All that apply, in the order in which a person would fix them."""
+    """Return all findings that apply, in the order in which a person would fix them."""
     if facts.platform != "linux":
         return [not_linux(facts)]
     return [finding for check in CHECKS for finding in check(facts)]
@@ -70,7 +70,7 @@ def python_version(facts: Facts) -> Iterator[Finding]:
 
 
 def installation(facts: Facts) -> Iterator[Finding]:
-    """Lesson 34: an installation in a closed home works for one user only, and says so nowhere."""
+    """Check that others can reach the installation: one in a closed home works for one user only, and never says so."""
     if not facts.closed_to_others:
         yield ok("installation", facts.installed)
         return
@@ -108,7 +108,7 @@ def _namespace_fix(facts: Facts) -> str:
 
 
 def apparmor(facts: Facts) -> Iterator[Finding]:
-    """Ubuntu 23.10 and newer: the namespace is given, but everything in it is refused."""
+    """Check AppArmor: Ubuntu 23.10 and newer grant the namespace and refuse everything in it."""
     if facts.sysctls.get("kernel.apparmor_restrict_unprivileged_userns") != "1":
         return
     if facts.euid == 0 or not facts.trials.get("mount"):
@@ -200,7 +200,7 @@ def seccomp(facts: Facts) -> Iterator[Finding]:
 
 
 def landlock(facts: Facts) -> Iterator[Finding]:
-    from hutch.linux.landlock import REMEDY, usable  # which is for Linux only
+    from hutch.linux.landlock import REMEDY, usable  # this module is for Linux only
 
     if usable(facts.landlock):
         yield ok("landlock", f"ABI {facts.landlock}")

@@ -25,7 +25,7 @@ ENGINES = ("docker", "podman", "nsjail", "bwrap", "runsc")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A directory Hutch writes to, and what stands in the way ("": nothing)."""
+    """A directory Hutch writes to, and the obstacle to that, which is "" if there is none."""
 
     path: str
     obstacle: str = ""
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was found. The defaults are those of a machine where everything is as it should be."""
+    """The facts that were found. The defaults are those of a machine where everything is as it should be."""
 
     platform: str = "linux"
     machine: str = "x86_64"
@@ -47,7 +47,7 @@ class Facts:
     """The first directory on the way to our installation that other users cannot enter."""
     installed: str = "/opt/hutch"
     sysctls: Mapping[str, str | None] = field(default_factory=dict)
-    """None: this kernel has no such setting."""
+    """The kernel's settings by name, with None for one that this kernel does not have."""
     trials: Mapping[str, str] = field(default_factory=dict)
     cgroups: "CgroupSupport | None" = None
     seccomp: bool = True
@@ -56,12 +56,12 @@ class Facts:
     state: Place = Place(path="/var/lib/hutch")
     run: Place = Place(path="/run/hutch")
     container: str = ""
-    """The kind of container we are in; "" if none is known."""
+    """The kind of container we are in, or "" if none is known."""
     engines: Mapping[str, str] = field(default_factory=dict)
 
 
 def gather(config: "Config") -> Facts:
-    """Look at the machine. Elsewhere than on Linux there is nothing more to look at than that."""
+    """Gather the facts of this machine. On other systems than Linux only the first few are known."""
     version = sys.version_info
     python = (version.major, version.minor, version.micro)
     if sys.platform != "linux":
@@ -94,12 +94,12 @@ def gather(config: "Config") -> Facts:
     )
 
 
-# A record, a box's directories, the log of the store: what the next box takes, with room to end it again.
+# The next box needs this for its record, its directories and the store's log, with room to end it again.
 _LEAST_BYTES, _LEAST_FILES = 4 << 20, 64
 
 
 def place(directory: Path) -> Place:
-    """Whether we can write there; a directory that does not exist yet is judged by the one it would be made in."""
+    """Return whether we can write there. A directory that does not exist yet is judged by its nearest parent."""
     for existing in (directory, *directory.parents):
         if not existing.exists():
             continue
@@ -108,7 +108,7 @@ def place(directory: Path) -> Place:
         if not os.access(existing, os.W_OK | os.X_OK):
             return Place(path=str(directory), obstacle=f"{existing} cannot be written to")
         space = os.statvfs(existing)
-        # Some file systems count neither: then both are 0.
+        # Some file systems count neither, and then both are 0.
         if space.f_blocks and space.f_bavail * space.f_frsize < _LEAST_BYTES:
             return Place(path=str(directory), obstacle="no space is left on its file system")
         if space.f_files and space.f_favail < _LEAST_FILES:
@@ -118,7 +118,7 @@ def place(directory: Path) -> Place:
 
 
 def closed_to_others(path: Path) -> str:
-    """The first directory on the way to `path` that a user who is neither its owner nor in its group cannot enter."""
+    """Return the first directory on the way to `path` that users other than its owner and group cannot enter."""
     for directory in reversed(path.parents):
         if not directory.stat().st_mode & stat.S_IXOTH:
             return str(directory)

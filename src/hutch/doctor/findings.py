@@ -9,7 +9,7 @@ from hutch.model.record import Record
 class Standing(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """Boxes work; something is weaker or missing."""
+    """Boxes work, but something is weaker or missing."""
     FAIL = "fail"
     """The native engine cannot be used."""
 

@@ -1,4 +1,4 @@
-"""Which kernels and distributions give what: the table that `hutch doctor --matrix` and the guide show."""
+"""The support table of kernels and distributions, which `hutch doctor --matrix` and the guide show."""
 
 KERNELS = (
     ("below 5.12", "no native boxes", "upgrade"),
@@ -7,7 +7,7 @@ KERNELS = (
     ("5.19 – 6.5", "Landlock, idmapped layers; tmpfs has no user xattrs", "persistent boxes, or upgrade to 6.6"),
     ("6.6 and newer", "everything", "–"),
 )
-"""Kernel, what it gives, what to do."""
+"""The rows of kernels: the version, what it gives, and what to do."""
 
 DISTRIBUTIONS = (
     ("Debian 12", "6.1, cgroup v2", "root and rootless; rootless limits need a delegated scope"),
@@ -21,4 +21,4 @@ DISTRIBUTIONS = (
     ("WSL 2", "5.15 or newer", "root and rootless; cgroup v2 with systemd = true in wsl.conf"),
     ("in a Docker container", "the host's", "--privileged, or seccomp and system paths unconfined"),
 )
-"""Distribution, kernel and cgroups, what to expect. `hutch doctor` looks at the machine itself."""
+"""The rows of distributions: the name, kernel and cgroups, and what to expect. `hutch doctor` checks the machine."""

@@ -1,7 +1,7 @@
-"""What the kernel really lets us do: a fork tries each step that a box needs, in namespaces that end with it.
+"""Trials of the kernel: a forked child tries each step that a box needs, in namespaces that end with it.
 
-A sysctl tells what is meant; only trying tells what happens, because AppArmor, seccomp of an outer container and masked
-mounts refuse without any setting to read. Nothing outside the fork changes.
+A sysctl says what is intended. Only a trial shows what happens, because AppArmor, seccomp of an outer container and
+masked mounts refuse without any setting to read. Nothing outside the child changes.
 """
 
 import errno
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from hutch.linux import kernel
 
 STEPS = ("user namespace", "mount", "overlay", "overlay opaque", "proc", "network namespace", "other namespaces")
-"""In order; a step that fails ends the trial unless the next ones do not need it."""
+"""The steps in order. A step that fails ends the trial unless the next ones do not need it."""
 
 _SCRATCH = "/tmp"
 
 
 def run() -> dict[str, str]:
-    """Step: "" if it worked, else the kernel's answer. A step that was not reached is missing."""
+    """Return for each step "" if it worked, else the kernel's answer. A step that was not reached is missing."""
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -73,13 +73,13 @@ def _overlay() -> None:
 
 
 def _opaque() -> None:
-    """A lower directory that was removed and made again needs a user xattr on the upper layer, a tmpfs here."""
+    """Replace a lower directory, which needs a user xattr on the upper layer, a tmpfs here."""
     os.rmdir(f"{_SCRATCH}/merged/d")
     os.mkdir(f"{_SCRATCH}/merged/d")
 
 
 def _proc() -> None:
-    """A pid namespace begins with the next child; that one mounts its own /proc and exits with the kernel's answer."""
+    """Mount a /proc in the next child, the first of the pid namespace. It exits with the kernel's answer."""
     kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:

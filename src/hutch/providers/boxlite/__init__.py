@@ -1,1 +1,1 @@
-"""Boxes in micro virtual machines of BoxLite, on this machine or on a server of its own, through its package."""
+"""BoxLite: boxes in its micro virtual machines, on this machine or on a server of its own, through its package."""

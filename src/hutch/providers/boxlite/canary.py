@@ -1,4 +1,4 @@
-"""The canary of BoxLite: an image made of nothing but our guest, and what became of it on this boot of the machine."""
+"""The canary of BoxLite: an image made of nothing but our guest, and its stored result for this boot of the machine."""
 
 import contextlib
 import gzip
@@ -19,9 +19,9 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Proof:
-    """A machine that does not boot takes half a minute to say so: asked once for each boot and release.
+    """The canary's stored result, one for each boot and release, because a failing boot takes half a minute.
 
-    It is the user's, not one state directory's: what it tells of is the machine below.
+    It belongs to the user, not to one state directory, because it describes the machine.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,7 +31,7 @@ class Proof:
         self._path = Path(home, "hutch", f"boxlite-canary-{name}") if os.path.isabs(home) else None
 
     def read(self) -> str | None:
-        """Why no machine boots, "" if one does; None: nobody has tried."""
+        """Return why no virtual machine boots, "" if one does, or None if nobody has tried."""
         if self._path is None:
             return None
         try:
@@ -41,13 +41,13 @@ class Proof:
 
     def write(self, reason: str) -> None:
         if self._path is not None:
-            with contextlib.suppress(OSError):  # what cannot be kept costs the next probe a machine, nothing more
+            with contextlib.suppress(OSError):  # without the file the next probe only has to boot a machine
                 self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 self._path.write_text(reason)
 
 
 def write_layout(place: Path, bundle: GuestBundle) -> None:
-    """An OCI layout whose only layer is the bundle runtime."""
+    """Write an OCI layout whose only layer is the guest bundle."""
     layer = _layer(bundle)
     config: dict[str, Any] = {
         "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),

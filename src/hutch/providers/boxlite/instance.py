@@ -14,7 +14,7 @@ from hutch.providers.stdio_relay.stream import RelayStream
 
 
 class BoxLiteInstance(RelayedInstance):
-    """A relay is an execution whose streams the package carries."""
+    """A box in a virtual machine. Its relay is an execution whose streams the package carries."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BoxLiteInstance(RelayedInstance):
         except NotFound:
             return False
         except HutchError:
-            return True  # nobody can say
+            return True  # nobody can say, so it counts as alive
 
 
 async def _carry(out: Any, err: Any, stream: RelayStream) -> None:
@@ -69,9 +69,9 @@ async def _carry(out: Any, err: Any, stream: RelayStream) -> None:
     complaining = asyncio.create_task(complain())
     try:
         async for text in out:
-            stream.feed_output(text if text.endswith("\n") else f"{text}\n")  # a line at a time
+            stream.feed_output(text if text.endswith("\n") else f"{text}\n")  # the package gives one line at a time
         await complaining
-    except Exception as error:  # however the relay ended, its link is over, and the link's users are told
+    except Exception as error:  # however the relay ended, its link is over, and the link's users get the error
         stream.ended(error)
     else:
         stream.ended()

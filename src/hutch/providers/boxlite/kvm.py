@@ -1,7 +1,7 @@
-"""Whether this machine's KVM really runs a guest: one instruction, in a virtual machine of one page.
+"""Tests whether this machine's KVM really runs a guest: one instruction, in a virtual machine of one page.
 
-/dev/kvm may be there and open, and still no guest runs (nested virtualisation that is only half there). Run as a
-program of its own, because a broken KVM may never come back from KVM_RUN. Standard library only.
+/dev/kvm may be there and open, and still no guest runs (nested virtualisation that is only half there). This runs as
+a program of its own, because a broken KVM may never return from KVM_RUN. It needs only the standard library.
 """
 
 import ctypes
@@ -14,18 +14,18 @@ import sys
 
 DEVICE = "/dev/kvm"
 _TIMEOUT = 3.0
-"""A guest that halts takes microseconds; starting the program that tries it, on a busy machine, the rest."""
+"""A guest that halts takes microseconds; starting the program that tries it may take the rest on a busy machine."""
 _PAGE = 4096
 _HLT = 5  # KVM_EXIT_HLT
 _GET_API_VERSION, _CREATE_VM, _GET_MMAP_SIZE = 0xAE00, 0xAE01, 0xAE04
 _CREATE_VCPU, _RUN = 0xAE41, 0xAE80
 _SET_MEMORY, _GET_SREGS, _SET_SREGS, _SET_REGS = 0x4020AE46, 0x8138AE83, 0x4138AE84, 0x4090AE82
 _SREGS, _REGS = 312, 144
-"""Bytes of struct kvm_sregs and kvm_regs on x86_64."""
+"""The bytes of struct kvm_sregs and kvm_regs on x86_64."""
 
 
 class _Region(ctypes.Structure):
-    """struct kvm_userspace_memory_region"""
+    """The kernel's struct kvm_userspace_memory_region."""
 
     _fields_ = (
         ("slot", ctypes.c_uint32),
@@ -37,7 +37,7 @@ class _Region(ctypes.Structure):
 
 
 def obstacle(device: str = DEVICE) -> str:
-    """Why no guest runs here; "" if one does. Blocks for some milliseconds."""
+    """Return why no guest runs here, or "" if one does. Blocks for some milliseconds."""
     if not os.path.exists(device):
         return f"there is no {device}: the kernel has no KVM, or this machine does not pass it on"
     if not os.access(device, os.R_OK | os.W_OK):
@@ -55,14 +55,14 @@ def obstacle(device: str = DEVICE) -> str:
 
 
 def run(device: str) -> str:
-    """What went wrong with a guest that only halts; "" if nothing did."""
+    """Return what went wrong with a guest that only halts, or "" if nothing did."""
     kvm = os.open(device, os.O_RDWR | os.O_CLOEXEC)
     version = fcntl.ioctl(kvm, _GET_API_VERSION, 0)
     if version != 12:
         return f"KVM speaks version {version} of its API"
     machine = fcntl.ioctl(kvm, _CREATE_VM, 0)
     if platform.machine() != "x86_64":
-        return ""  # registers differ; that a machine can be made is what can be said
+        return ""  # registers differ there, so a machine that can be created has to suffice
     memory = mmap.mmap(-1, _PAGE)
     memory[0:1] = b"\xf4"  # hlt
     place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -71,7 +71,7 @@ def run(device: str) -> str:
     state = mmap.mmap(cpu, fcntl.ioctl(kvm, _GET_MMAP_SIZE, 0))
     registers = bytearray(_SREGS)
     fcntl.ioctl(cpu, _GET_SREGS, registers)
-    registers[0:12] = bytes(12)  # cs: base 0, so that the first instruction is the page's first byte
+    registers[0:12] = bytes(12)  # cs has base 0, so that the first instruction is the page's first byte
     registers[12:14] = bytes(2)
     fcntl.ioctl(cpu, _SET_SREGS, registers)
     general = bytearray(_REGS)

@@ -1,4 +1,4 @@
-"""BoxLite: each box a micro virtual machine, with a kernel of its own and our guest bundle into it.
+"""BoxLite: each box is a micro virtual machine with a kernel of its own, and our guest bundle is installed in it.
 
 Local machines need a KVM that really runs guests, which the probe finds out; a REST server needs none here. Boxes are
 found again by their names.
@@ -46,17 +46,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The table `[providers.boxlite]` of the configuration."""
 
     url: str = ""
-    """Of a BoxLite REST server; empty: machines here."""
+    """The URL of a BoxLite REST server. If empty, machines run here."""
     key: str = ""
-    """Of that server; better left to BOXLITE_API_KEY."""
+    """The API key of that server, which is better left to BOXLITE_API_KEY."""
     home: str = ""
-    """Where images and disks are kept; empty: below Hutch's state directory."""
+    """The directory of images and disks. If empty, it is below Hutch's state directory."""
     image: str = ""
-    """Of boxes whose caller names none, such as "debian:12"."""
+    """The image of boxes whose caller names none, such as "debian:12"."""
 
 
 class BoxLiteProvider(Provider):
-    """See docs/guides/providers.md."""
+    """Boxes as virtual machines of BoxLite; see docs/guides/providers.md."""
 
     name: ClassVar[str] = "boxlite"
     settings = Settings
@@ -73,7 +73,7 @@ class BoxLiteProvider(Provider):
     def configure(self, settings: Mapping[str, object]) -> None:
         self._settings = read_settings(self.name, Settings, settings)
 
-    # --- what can be done here -------------------------------------------------------------------------------
+    # --- capabilities ----------------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
         if not is_installed():
@@ -94,7 +94,7 @@ class BoxLiteProvider(Provider):
         self._doubted = True
 
     async def _run_canary(self) -> str:
-        """Why a machine made of nothing but our guest's runtime does not boot; "" if it does."""
+        """Return why a machine made of nothing but our guest bundle does not boot, or "" if it does."""
         name = f"{_PREFIX}-canary-{new_box_id()}"
         try:
             with tempfile.TemporaryDirectory() as place:
@@ -111,7 +111,7 @@ class BoxLiteProvider(Provider):
         except HutchError as error:
             return f"a machine does not boot: {error.message}"
         finally:
-            with contextlib.suppress(HutchError):  # the reason above is what matters
+            with contextlib.suppress(HutchError):  # only the reason above matters
                 async with translate_errors("destroy"):
                     await self._boxes.remove(name, force=True)
 
@@ -138,7 +138,7 @@ class BoxLiteProvider(Provider):
             facts={"where": self._settings.url or "this machine", "dir images": "OCI layouts"},
         )  # fmt: skip
 
-    # --- making ----------------------------------------------------------------------------------------------
+    # --- creating --------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:
         return InstanceRecord(
@@ -169,7 +169,7 @@ class BoxLiteProvider(Provider):
             )  # fmt: skip
             box = await self._boxes.create(options, name=str(planned.data["name"]))
             await box.start()
-            await self._sow(box, spec, packed)
+            await self._install_guest(box, spec, packed)
             await box.exec("/bin/sh", ["-c", install.guest_command(packed)], user=_USER)
         instance = BoxLiteInstance(planned, spec, box, packed, options=install.guest_options(order, _HOME, "user"))
         try:
@@ -179,7 +179,7 @@ class BoxLiteProvider(Provider):
             raise EngineError(f"box {order.box_id} could not be made: {error.message}", op="create") from error
         return instance
 
-    async def _sow(self, box: Any, spec: EffectiveSpec, packed: GuestBundle) -> None:
+    async def _install_guest(self, box: Any, spec: EffectiveSpec, packed: GuestBundle) -> None:
         if await _run(box, install.is_installed_script(packed)):
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, Path(install.ARCHIVE).name)
@@ -190,7 +190,7 @@ class BoxLiteProvider(Provider):
 
     @property
     def _boxes(self) -> Any:
-        """The package's runtime: one for each home."""
+        """Return the package's runtime, of which there is one for each home."""
         if self._runtime is None:
             boxlite = sdk()
             if self._settings.url:
@@ -246,7 +246,7 @@ class BoxLiteProvider(Provider):
                 await self._boxes.remove(_name(record.box_id, record.keeper), force=True)
 
     async def close(self) -> None:
-        """Machines go on; the runtime lets go of them with the process."""
+        """Do nothing: machines go on, and the runtime releases them when the process ends."""
 
 
 def _name(box_id: str, keeper: str) -> str:

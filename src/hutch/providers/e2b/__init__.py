@@ -1,1 +1,1 @@
-"""Boxes in E2B's cloud, or on any server that speaks its protocol, through the official SDK."""
+"""E2B: boxes in its cloud, or on any server that speaks its protocol, through the official SDK."""

@@ -1,4 +1,4 @@
-"""`E2BInstance`: a sandbox with our guest inside, kept alive by pushing its end away while we hold on to it."""
+"""`E2BInstance`: a sandbox with our guest inside, kept alive by postponing its end while we hold it."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ from hutch.providers.stdio_relay.instance import RelayedInstance
 from hutch.providers.stdio_relay.stream import RelayStream
 
 _AFTER = 5
-"""Seconds from the end of a guest to the end of its sandbox."""
+"""The seconds from the end of a guest to the end of its sandbox."""
 
 
 class E2BInstance(RelayedInstance):
-    """`window`: how far ahead the sandbox's own end is kept (S4, lesson 13)."""
+    """A box in a sandbox, whose own end is kept `window` seconds ahead, so that it ends soon after a crash of ours."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class E2BInstance(RelayedInstance):
         self._bundle = bundle
         self._window = window
         self._ends_at = ends_at
-        """Unix time of the ttl's end; 0: none."""
+        """The Unix time at which the ttl ends, or 0 without a ttl."""
         self._keeping = asyncio.create_task(self._keep())
 
     async def relay(self, *, fresh: bool) -> RelayStream:
@@ -71,10 +71,10 @@ class E2BInstance(RelayedInstance):
             async with translate_errors("connect"):
                 return bool(await self.sandbox.is_running())
         except HutchError:
-            return True  # nobody can say
+            return True  # nobody can say, so it counts as alive
 
     async def _keep(self) -> None:
-        """A sandbox ends by the engine's clock unless somebody moves it; its ttl is never moved."""
+        """Postpone the sandbox's end again and again, but never beyond its ttl."""
         while True:
             await asyncio.sleep(self._window / 3)
             try:
@@ -86,7 +86,7 @@ class E2BInstance(RelayedInstance):
                 log("e2b").warning("the end of a sandbox was not moved", box=self.record.box_id, error=error.message)
 
     def left(self) -> int:
-        """Seconds to which the sandbox's end may be moved: its guest ends at the ttl, and the rest soon after."""
+        """Return the seconds until the sandbox's new end. Its guest ends at the ttl, and the sandbox soon after."""
         if not self._ends_at:
             return self._window
         return max(1, min(self._window, int(self._ends_at - time.time()) + _AFTER))
@@ -99,7 +99,7 @@ class E2BInstance(RelayedInstance):
                 await self.sandbox.set_timeout(self.left())
 
     async def pause(self) -> None:
-        """The whole sandbox is put aside, memory and all."""
+        """Pause the whole sandbox, including its memory."""
         async with translate_errors("pause"):
             await self.sandbox.pause()
         for link in tuple(self._links.values()):
@@ -117,7 +117,7 @@ class E2BInstance(RelayedInstance):
 async def _await_end(handle: Any, stream: RelayStream) -> None:
     try:
         await handle.wait()
-    except Exception as error:  # however the relay ended, its link is over, and the link's users are told
+    except Exception as error:  # however the relay ended, its link is over, and the link's users get the error
         stream.ended(error)
     else:
         stream.ended()

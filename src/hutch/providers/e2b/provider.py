@@ -1,7 +1,7 @@
-"""E2B: each box one sandbox, found by its metadata, with our guest bundle into it through the official SDK.
+"""E2B: each box is a sandbox, found by its metadata, in which our guest bundle is installed through the official SDK.
 
 Workspace, files, jobs and terminals are the guest's, so they are the same here as on every engine; nothing is uploaded
-twice and no command is rewritten. What the engine itself does: making, ending, pausing, clocks, egress.
+twice and no command is rewritten. The engine itself creates, ends and pauses boxes, and does clocks and egress.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from hutch.providers.stdio_relay.sdk_calls import create_or_undo
 
 KIND = "template"
 _BOX, _KEEPER = "hutch-box", "hutch-keeper"
-_BIRTH = 120
-"""Seconds that making a box may take, whatever its window."""
+_CREATE_SECONDS = 120
+"""The seconds that creating a box may take, whatever its window."""
 _NONE = "the size of a sandbox is its template's"
 _MISSING = (
     Missing(what="grades.cpus", reason=_NONE, remedy='use a profile with accept_unenforced = ["cpus", "disk_mb"]'),
@@ -48,24 +48,24 @@ _MISSING = (
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[providers.e2b]` of the configuration; what is empty is taken from the SDK's own variables."""
+    """The table `[providers.e2b]` of the configuration. The SDK's own variables replace what is empty."""
 
     api_key: str = ""
-    """Better left to E2B_API_KEY: a file is read by more people."""
+    """The API key, which is better left to E2B_API_KEY, because more people read a file."""
     api_url: str = ""
-    """Of a server that is not E2B's own."""
+    """The URL of a server that is not E2B's own."""
     sandbox_url: str = ""
     domain: str = ""
     template: str = "base"
-    """Of boxes whose caller names no image."""
+    """The template of boxes whose caller names no image."""
     user: str = "user"
     """The template's ordinary user."""
     window_sec: int = 300
-    """How far ahead the end of a sandbox is kept while somebody holds it; what a crash of ours can cost at most."""
+    """The seconds that a sandbox's end is kept ahead while somebody holds it, and that it outlives a crash of ours."""
 
 
 class E2BProvider(Provider):
-    """See docs/guides/providers.md."""
+    """Boxes as sandboxes of E2B; see docs/guides/providers.md."""
 
     name: ClassVar[str] = "e2b"
     portable: ClassVar[bool] = True
@@ -77,7 +77,7 @@ class E2BProvider(Provider):
     def configure(self, settings: Mapping[str, object]) -> None:
         self._settings = read_settings(self.name, Settings, settings)
 
-    # --- what can be done ------------------------------------------------------------------------------------
+    # --- capabilities ----------------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
         if not is_installed():
@@ -123,7 +123,7 @@ class E2BProvider(Provider):
         names = ("api_key", "api_url", "sandbox_url", "domain")
         return {name: value for name in names if (value := getattr(self._settings, name))}
 
-    # --- making ----------------------------------------------------------------------------------------------
+    # --- creating --------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper)
@@ -139,11 +139,11 @@ class E2BProvider(Provider):
         packed = await asyncio.to_thread(guest_bundle)
         async with translate_errors("create"):
             sandbox = await sdk().AsyncSandbox.create(
-                template=spec.image.partition(":")[2], timeout=max(window, _BIRTH), secure=True,
+                template=spec.image.partition(":")[2], timeout=max(window, _CREATE_SECONDS), secure=True,
                 metadata={_BOX: order.box_id, _KEEPER: order.keeper},
                 allow_internet_access=spec.network is NetworkMode.ON, **self._options,
             )  # fmt: skip
-            home = await self._sow(sandbox, spec, packed)
+            home = await self._install_guest(sandbox, spec, packed)
             command = install.guest_command(packed)
             started = await sandbox.commands.run(command, background=True, user=self._settings.user,
                                                  timeout=0, retain_output=False)  # fmt: skip
@@ -161,8 +161,8 @@ class E2BProvider(Provider):
             raise EngineError(f"box {order.box_id} could not be made: {error.message}", op="create") from error
         return instance
 
-    async def _sow(self, sandbox: Any, spec: EffectiveSpec, packed: GuestBundle) -> str:
-        """Put the guest there, unless the template has it; the user's home."""
+    async def _install_guest(self, sandbox: Any, spec: EffectiveSpec, packed: GuestBundle) -> str:
+        """Install the guest, unless the template has it, and return the user's home."""
         try:
             await sandbox.commands.run(install.is_installed_script(packed), user="root")
         except sdk().CommandExitException:
@@ -198,7 +198,7 @@ class E2BProvider(Provider):
         return instance
 
     async def _sandboxes(self, box_id: str | None = None) -> dict[str, dict[str, str]]:
-        """Ours by id, with their metadata: all, or those of one box."""
+        """Return the metadata of our sandboxes by id: of all, or of those of one box."""
         found: dict[str, dict[str, str]] = {}
         query = sdk().SandboxQuery(metadata={_BOX: box_id}) if box_id else None
         async with translate_errors("list"):
@@ -233,4 +233,4 @@ class E2BProvider(Provider):
                 await sdk().AsyncSandbox.kill(each, **self._options)
 
     async def close(self) -> None:
-        """The SDK's connections belong to the process."""
+        """Do nothing, because the SDK's connections belong to the process."""
