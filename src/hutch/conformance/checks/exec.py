@@ -13,7 +13,7 @@ from hutch.providers.base import Instance
 
 FATAL = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM,
          signal.SIGTERM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXFSZ)  # fmt: skip
-"""What ends a program that did not ask for anything else: among them those that shells, nohup and Python ignore."""
+"""The signals that end a program by default, among them those that shells, nohup and Python ignore."""
 
 
 @check("exec")
@@ -202,7 +202,7 @@ async def check_signal_death(bench: Workbench) -> None:
 async def check_default_signals(bench: Workbench) -> None:
     """A command starts with no signal blocked or ignored, so that pipes end and timers ring as people expect."""
     async with bench.plain_box() as box:
-        # Delivered, not read from /proc: a kernel of the box's own need not tell.
+        # Each signal is delivered, because a kernel of the box's own need not show them in /proc.
         jobs = {number: await bench.start(box, ("sleep", "7395")) for number in FATAL}
         for number, job in jobs.items():
             await job.signal(number)

@@ -111,7 +111,7 @@ async def check_host_environment(bench: Workbench) -> None:
 async def check_descriptors(bench: Workbench) -> None:
     """A command inherits its three streams and no other descriptor."""
     async with bench.box() as box:
-        # Each is looked for by its number: listing the directory would open one more.
+        # Each descriptor is looked for by its number, because listing the directory would open one more.
         got = await bench.output(
             box, ("sh", "-c", "for n in $(seq 3 200); do [ -e /proc/$$/fd/$n ] && echo $n; done; :")
         )
@@ -134,7 +134,7 @@ async def check_read_only_root(bench: Workbench) -> None:
     """A read-only root holds everywhere, while the workspace, /tmp and HOME are writable."""
     async with bench.box(read_only_root=True) as box:
         for path in ("/", "/usr", "/etc", "/usr/bin", "/var"):
-            # As root where that is to be had: a kernel may look at the directory's mode first.
+            # This runs as root where possible, because a kernel may check the directory's mode first.
             user = "root" if "root" in bench.capabilities.users else None
             result = await bench.run(box, ("touch", f"{path}/new"), env={"LC_ALL": "C"}, user=user)
             # A directory that only its mode protects says "Permission denied".
@@ -176,7 +176,7 @@ async def check_kernel_knobs(bench: Workbench) -> None:
     """The kernel's switches and the hardware cannot be reached: sysctls, kernel memory, block devices."""
     async with bench.box() as box:
         for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/swappiness", "/proc/sysrq-trigger"):
-            # Masked by /dev/null it can be opened, and nobody reads what is written.
+            # A file masked by /dev/null can be opened, and nobody reads what is written.
             result = await bench.run(box, ("sh", "-c", f"! [ {path} -ef /dev/null ] && printf '' >>{path}"))
             holds(result.exit_code != 0, f"{path} can be opened for writing")
         for path in ("/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/proc/kcore"):

@@ -351,7 +351,7 @@ async def _grew(job: Process, count: int) -> bool:
 
 
 async def _left_alone(bench: Workbench, box: Instance, order: Order) -> bool:
-    """Whether the box is gone after a while. Looking holds on to it, so it is looked at more rarely than its grace."""
+    """Return whether the box is gone after a while. A look renews its grace, so looks are further apart than that."""
     await asyncio.sleep(order.orphan_grace_sec * 2)
     try:
         async with bench.attached(box.record, order.spec) as again:
@@ -367,12 +367,12 @@ async def _is_dead(box: Instance) -> bool:
     except (BoxBroken, NotFound):
         return True
     except Unavailable:
-        return False  # it may be on its way out
+        return False  # the box may be ending just now
     return False
 
 
 async def _is_gone(bench: Workbench, box: Instance) -> None:
-    """Asked of the old handle too: a list may forget what still runs."""
+    """Fail unless the box is gone for the old handle too, because a list may forget what still runs."""
     same(await bench.listed(box.record), False, "whether the destroyed box is listed")
     async with bench.within("an answer about a destroyed box"):
         with raises(BoxBroken, Unavailable, NotFound, what="a command in a box that was destroyed"):

@@ -11,12 +11,12 @@ from hutch.model.limits import EnforcedBy, Limits
 from hutch.model.results import Cause, Result
 
 HOG = ("tail", "/dev/zero")
-"""Grows without end: it keeps the last line, and there is never a newline."""
+"""A command that grows without end: it keeps the last line, and there is never a newline."""
 FORKS = "n=0; while [ $n -lt 100 ]; do n=$((n+1)); sleep 30 & done; echo all"
 
 
 def _explains(result: Result, what: str) -> None:
-    """A verdict about a limit carries the limit, a message and a remedy."""
+    """Fail unless a verdict about a limit carries the limit, a message and a remedy."""
     verdict = result.verdict
     holds(verdict.message and verdict.remedy, f"the verdict about {what} lacks message or remedy: {verdict}")
     holds(verdict.limit, f"the verdict about {what} does not name the limit")
@@ -130,7 +130,7 @@ async def check_cpus(bench: Workbench) -> None:
         after, passed = await box.usage(), loop.time() - started
         spent = after.cpu_user_sec + after.cpu_system_sec - before.cpu_user_sec - before.cpu_system_sec
         holds(spent > 0.02, f"the box's usage shows {spent} s of processor time for four busy loops")
-        # A watchdog looks now and then: it lets through what the kernel's quota would not.
+        # A watchdog checks now and then, so it lets through what the kernel's quota would not.
         slack = 0.1 if bench.capabilities.grades.cpus is EnforcedBy.CGROUP else 0.4
         holds(spent < 0.2 * passed * 1.5 + slack, f"{spent:.2f} s of processor time in {passed:.2f} s with cpus=0.2")
 
@@ -152,7 +152,7 @@ async def check_box_usage(bench: Workbench) -> None:
 @check("limits", needs="grades.open_files grades.pids")
 async def check_change(bench: Workbench) -> None:
     """Changed limits hold for the live box, except those whose names are returned: these stay as they were."""
-    # Memory enough for all of them from the start: not every engine can give a living box more.
+    # The box has memory for all of them from the start, because not every engine can give a live box more.
     async with bench.box(memory_mb=192, disk_mb=16, pids=16, open_files=64) as box:
         wider = bench.spec(memory_mb=256, disk_mb=16, pids=200, open_files=128).limits
         unapplied = await box.change_limits(wider)

@@ -61,7 +61,7 @@ async def check_on_host_loopback(bench: Workbench) -> None:
 
 @asynccontextmanager
 async def listener() -> AsyncIterator[tuple[int, list[object]]]:
-    """Something of the host that a box must not reach: its port, and who called."""
+    """Listen on the host, where a box must not reach, and yield the port and the list of callers."""
     calls: list[object] = []
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,7 +74,7 @@ async def listener() -> AsyncIterator[tuple[int, list[object]]]:
 
 
 def _call(address: str, port: int) -> str:
-    """A script, because only bash has /dev/tcp; where there is none, the other ways are programs that may be there."""
+    """Return a script that connects by bash, which alone has /dev/tcp, or by other programs that may be there."""
     return (
         f"(exec 3<>/dev/tcp/{address}/{port}) || nc -z -w 2 {address} {port} || wget -T 2 -qO- http://{address}:{port}"
     )
@@ -86,7 +86,7 @@ async def _interfaces(bench: Workbench, box: Instance) -> set[str]:
 
 
 async def _gateways(bench: Workbench, box: Instance) -> list[str]:
-    """The kernel prints an address as the hexadecimal number it has in memory, least byte first."""
+    """Return the gateways, which the kernel prints as hexadecimal numbers as in memory, least byte first."""
     lines = (await bench.output(box, ("cat", "/proc/net/route"))).decode().splitlines()[1:]
     words = [line.split()[2] for line in lines]
     return [".".join(str(int(word[at : at + 2], 16)) for at in (6, 4, 2, 0)) for word in words if int(word, 16)]

@@ -154,7 +154,7 @@ async def check_watch_flat(bench: Workbench) -> None:
 async def _changes(
     bench: Workbench, box: Instance, path: str, script: str, *, last: str, recursive: bool = True
 ) -> list[Change]:
-    """What a watch tells while the script runs, up to the change of the file `last`."""
+    """Return what a watch reports while the script runs, up to the change of the file `last`."""
     changes = aiter(box.files.watch(path, recursive=recursive))
     seen: list[Change] = []
     first = asyncio.ensure_future(anext(changes))

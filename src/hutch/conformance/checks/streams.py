@@ -9,7 +9,7 @@ from hutch.errors import NotFound
 
 EVERY_BYTE = bytes(range(256))
 NUMBERS = b"".join(b"%d\n" % number for number in range(1, 200_001))
-"""What `seq 200000` prints: 1.3 MB in which every place is recognised."""
+"""The output of `seq 200000`: 1.3 MB in which every position can be recognised."""
 
 
 @check("streams")

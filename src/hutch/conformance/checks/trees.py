@@ -88,9 +88,9 @@ async def check_links_out(bench: Workbench) -> None:
     async with bench.plain_box() as box:
         script = 'mkdir t; ln -s "$1" t/a; ln -s "$1/file" t/file; mkdir t/b; printf stolen >t/b/file'
         await bench.output(box, ("sh", "-c", script, "sh", str(victim)))
-        with suppress(PermissionError):  # refusing such a tree is fine too
+        with suppress(PermissionError):  # a provider may also refuse such a tree
             await box.files.copy_out("t", target)
-        # Once more over what the first copy left: now `a` may be a link on the host.
+        # This copies once more over what the first copy left: now `a` may be a link on the host.
         await bench.output(box, "rm t/a t/file; mkdir t/a; printf stolen >t/a/file; printf stolen >t/file")
         with suppress(OSError):
             await box.files.copy_out("t", target)
