@@ -120,6 +120,18 @@ def test_a_release_does_not_overtake_a_later_grant(server: Server) -> None:
     client.good("DELETE", box)
 
 
+def test_a_client_that_closes_holds_a_box_no_longer(server: Server) -> None:
+    """A command line's session keeps its lease between commands, but its idle clock runs once the client has closed and
+    not a minute later (B8, P6)."""
+    client = server.unix(hutch_session="closes", hutch_client="one")
+    with client.box(memory_mb=64, disk_mb=16, idle_timeout_sec=1.0) as box:
+        lease = client.good("GET", f"{box}/lease")["lease"]
+        open_boxes = {"sessions": {"closes": {box.rpartition("/")[2]: lease["acquired_at"]}}}
+        assert client.good("POST", "/v1/session/presence", open_boxes)["kept"] == 1
+        assert client.good("POST", "/v1/session/presence", {**open_boxes, "closing": True})["kept"] == 1
+        until(lambda: client.call("GET", box).status == 410)
+
+
 def test_using_a_box_does_not_write_its_record_each_time(client: Client) -> None:
     """A lease is renewed when that matters, not with every command."""
     with client.box() as box:

@@ -288,15 +288,16 @@ class RemoteHutch:
         """Close the connections, and release the leases if the session ends here. Boxes live on until they time out."""
         if self._is_view:
             return
-        if self._own_session:
-            try:
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    for session, box_id in list(self._server.held_leases):
-                        if session == self.session:
-                            path = f"/v1/boxes/{box_id}/lease"
-                            await self._ask(dict[str, Any], "DELETE", path, repeat=Repeat.NEVER)
-            except (HutchError, TimeoutError):  # The leases expire by themselves.
-                pass
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if not self._own_session:
+                    await self._server.close_handles(self.session)
+                for session, box_id in list(self._server.held_leases) if self._own_session else ():
+                    if session == self.session:
+                        path = f"/v1/boxes/{box_id}/lease"
+                        await self._ask(dict[str, Any], "DELETE", path, repeat=Repeat.NEVER)
+        except (HutchError, TimeoutError):  # The leases expire by themselves.
+            pass
         await self._server.close()
 
 

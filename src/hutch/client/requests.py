@@ -211,6 +211,15 @@ class Server:
             return None
         return self.held_leases.pop((session, box_id))
 
+    async def close_handles(self, session: str) -> None:
+        """Tell the server that this session has no open handles here any more. Its leases stay until they expire."""
+        await self.heartbeat.stop()
+        names = [name for name in self.held_leases if name[0] == session]
+        boxes = [(box_id, self.held_leases.pop((session, box_id)).acquired_at) for _, box_id in names]
+        for first in range(0, len(boxes), BOXES_PER_BEAT):
+            body = {"sessions": {session: dict(boxes[first : first + BOXES_PER_BEAT])}, "closing": True}
+            await self.get("POST", "/v1/session/presence", headers={}, body=body, repeat=Repeat.NEVER)
+
     async def close(self) -> None:
         self._closed = True
         await self.heartbeat.stop()

@@ -76,6 +76,8 @@ class PresenceBody(Record, frozen=True, kw_only=True):
         default_factory=dict
     )
     """By session, its open boxes, each with the time at which its lease was acquired; at most 1000 in total."""
+    closing: bool = False
+    """The client closes these boxes: their idle clocks run from now on, while the leases stay until they expire."""
 
 
 class PresenceView(Record, frozen=True, kw_only=True):
@@ -93,14 +95,14 @@ async def presence(call: Call, body: PresenceBody) -> Reply:
     lost: dict[str, list[str]] = {}
     for session, boxes in body.sessions.items():
         for box_id, acquired_at in boxes.items():
-            if await _note_heartbeat(call, session, box_id, acquired_at):
+            if await _note_heartbeat(call, session, box_id, acquired_at, closing=body.closing):
                 kept += 1
             else:
                 lost.setdefault(session, []).append(box_id)
     return Reply(PresenceView(kept=kept, lost=lost))
 
 
-async def _note_heartbeat(call: Call, session: str, box_id: str, acquired_at: float) -> bool:
+async def _note_heartbeat(call: Call, session: str, box_id: str, acquired_at: float, *, closing: bool) -> bool:
     """Note the heartbeat; False if the lease has ended. Only boxes that this keeper holds count: nothing is adopted."""
     live, now = call.keeper.held(BoxId(box_id)), time.time()
     if live is None or live.record.owner != call.caller.owner:
@@ -108,6 +110,9 @@ async def _note_heartbeat(call: Call, session: str, box_id: str, acquired_at: fl
     lease = live.record.lease
     if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
         return False
+    if closing:
+        call.service.presence.end(session, live.record.id, call.header("hutch-client"))
+        return True
     call.service.presence.beat(session, live, call.header("hutch-client"))
     if renewal_is_due(lease, now, call.keeper.config.lease_sec):
         await call.keeper.renew(live)
