@@ -106,12 +106,13 @@ def rootless() -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def hutch_directories() -> Iterator[Path]:
-    """State and run directory for this test process (each xdist worker is one), which Hutch itself has to make.
+    """State and run directory for this test process (each xdist worker is one).
 
     Right under /tmp, because a Unix socket's path has 108 bytes and TMPDIR may use up most of them.
     """
     parent = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
     parent.chmod(0o755)
+    (parent / "s").mkdir(mode=0o700)  # as a keeper does, before any provider writes below it
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HUTCH_STATE_DIR", str(parent / "s"))
         environment.setenv("HUTCH_RUN_DIR", str(parent / "r"))

@@ -212,7 +212,9 @@ def _read_proof(mark: Path | None) -> Proof | None:
 def _write_proof(mark: Path | None, proof: Proof) -> None:
     if mark is not None:
         with contextlib.suppress(OSError):  # without the file the next probe only has to make two boxes
-            mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # Also the state directory, which may be missing: `parents` alone would make it readable for others.
+            mark.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark.parent.mkdir(mode=0o700, exist_ok=True)
             mark.write_bytes(proof.to_json())
 
 
