@@ -219,8 +219,8 @@ def _cannot_enable(directory: str, own_processes: frozenset[int]) -> str:
 
 def _counts_sockets(hierarchy: Hierarchy, command_line: str) -> bool:
     """cgroup v2 counts them unless booted with cgroup.memory=nosocket; v1 counts them where it has a limit file."""
-    told = next((word for word in _words(command_line) if word.startswith("cgroup.memory=")), "")
-    if {"nosocket", "nokmem"} & set(told.partition("=")[2].split(",")):
+    option = next((word for word in _words(command_line) if word.startswith("cgroup.memory=")), "")
+    if {"nosocket", "nokmem"} & set(option.partition("=")[2].split(",")):
         return False
     return hierarchy.version == 2 or os.path.exists(f"{hierarchy.directory}/{SOCKETS_FILE}")
 

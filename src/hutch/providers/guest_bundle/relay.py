@@ -30,7 +30,7 @@ def main() -> None:
         print(f"hutch: no guest at {place}: {error}", file=sys.stderr)
         sys.exit(_ABSENT)
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # one of the two ends has gone, and the other is told by our end
+        os._exit(0)  # one end has gone, and our exit closes the other
 
 
 def _connected(path: str, patience: float) -> socket.socket:

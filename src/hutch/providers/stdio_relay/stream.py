@@ -34,7 +34,7 @@ class RelayStream(asyncio.Transport):
         self._closing = False
         self._paused = False
         self.watching: asyncio.Task[None] | None = None
-        """Whoever waits for the end of the process."""
+        """The task that waits for the end of the process."""
         self.link.connection_made(self)
         self._writer = asyncio.create_task(self._write_out())
 
@@ -131,7 +131,7 @@ def _forgotten(task: "asyncio.Future[None]") -> None:
     def done(ended: "asyncio.Future[None]") -> None:
         _ending.discard(ended)
         if not ended.cancelled():
-            ended.exception()  # a box that has gone may refuse to be told goodbye
+            ended.exception()  # a box that is gone may refuse the last request
 
     _ending.add(task)
     task.add_done_callback(done)

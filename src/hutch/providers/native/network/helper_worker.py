@@ -61,12 +61,12 @@ class Worker:
 
         `refused` are the machine's addresses that the namespace already refuses, or None if that is not known.
         """
-        self._words, told = os.pipe()
+        self._words, report = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _run_worker(work, refused, told, parent)
-        os.close(told)
+            _run_worker(work, refused, report, parent)
+        os.close(report)
         self.pidfd = os.pidfd_open(self._pid)
         self.began = time.monotonic()
         first = os.read(self._words, len(READY))
@@ -115,40 +115,40 @@ def end_namespace_holder(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _hold_namespace(enter: Callable[[], None], told: socket.socket, parent: int) -> NoReturn:
+def _hold_namespace(enter: Callable[[], None], report: socket.socket, parent: int) -> NoReturn:
     """Enter the namespaces, report "ready" or the refusal, and sleep until killed."""
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
         enter()
         with netlink.route_socket() as place:
-            socket.send_fds(told, [READY], [place.fileno()])
+            socket.send_fds(report, [READY], [place.fileno()])
         kernel.close_from(3)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while os.getppid() == parent:  # else it died before PR_SET_PDEATHSIG took effect
             signal.pause()
     except OSError as error:
-        told.send(str(error).encode())
+        report.send(str(error).encode())
     finally:  # never return into the code of the process we were forked from
         os._exit(1)
 
 
-def _run_worker(work: WorkerInputs, refused: list[IPv4Address] | None, told: int, parent: int) -> NoReturn:
+def _run_worker(work: WorkerInputs, refused: list[IPv4Address] | None, report: int, parent: int) -> NoReturn:
     status = 1
     try:
         os.setpgid(0, 0)  # by this group the helper finds what we leave behind
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The helper's name and channel would stay open in this process after the helper's end.
-        kept = (told, work.datagrams.fileno(), work.listener.fileno(), *(work.namespace or ()))
+        kept = (report, work.datagrams.fileno(), work.listener.fileno(), *(work.namespace or ()))
         kernel.close_all_but(kept)
         if os.getppid() == parent:
-            _WorkerProcess(work, refused).run(told)
+            _WorkerProcess(work, refused).run(report)
         status = 0
     except BaseException as error:  # the process boundary: reported, then the end
         reason = str(error) if isinstance(error, _Failed) else f"network, {type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
-            os.write(told, reason.encode()[:4000])
+            os.write(report, reason.encode()[:4000])
     finally:
         os._exit(status)
 
@@ -173,8 +173,8 @@ class _WorkerProcess:
             self._selector, Resolvers(work.resolv_conf), work.datagrams, work.listener, work.share
         )
 
-    def run(self, told: int) -> None:
-        os.write(told, READY)
+    def run(self, report: int) -> None:
+        os.write(report, READY)
         while True:
             for key, _ in self._selector.select(self._forwarder.wait()):
                 key.data()
