@@ -6,6 +6,7 @@ engine or server cannot be reached.
 """
 
 from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
 from hutch.api.hutch import Hutch
 from hutch.api.resources import Questions, Receipts, Volumes
@@ -17,6 +18,7 @@ __all__ = [
     "Files",
     "Hutch",
     "Job",
+    "Kernels",
     "Questions",
     "Receipts",
     "Shell",
