@@ -17,7 +17,8 @@ import sys
 import traceback
 
 from hutch.errors import BoxBusy, LeaseLost
-from hutch.keeper.access.handles import BoxHandle, JobHandle
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.embedded import Hutch
 
 TASKS = 3

@@ -131,7 +131,8 @@ class Started:
 @asynccontextmanager
 async def started(box: "Box", order: "Command") -> AsyncIterator[Started]:
     """Start a command. In a box that this process keeps, its start, input and end are one receipt."""
-    from hutch.keeper.access.handles import BoxHandle, command_details
+    from hutch.keeper.access.handles import BoxHandle
+    from hutch.keeper.access.jobs import command_details
 
     if not isinstance(box, BoxHandle):
         yield Started(

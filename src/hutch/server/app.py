@@ -17,6 +17,7 @@ from hutch.model.record import Record
 from hutch.model.record import encode_json as as_json
 from hutch.providers.guest_client.allowance import LARGE, allowed
 from hutch.server.auth import Authenticator
+from hutch.server.doors import Door, Doors
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.mcp_endpoint import Mounts, serve_mount
 from hutch.server.handlers.receipts import who_of
@@ -35,8 +36,11 @@ _COMMON_HEADERS = ((b"cache-control", b"no-store"), (b"x-content-type-options", 
 class App:
     """The application of one listening socket."""
 
-    def __init__(self, service: Service, auth: Authenticator, mounts: Mounts | None = None) -> None:
+    def __init__(
+        self, service: Service, auth: Authenticator, mounts: Mounts | None = None, doors: Doors | None = None
+    ) -> None:
         self._service = service
+        self.doors = doors or Doors()
         self._auth = auth
         self._table = RouteTable()
         self._mounts = mounts or Mounts()
@@ -47,13 +51,39 @@ class App:
         active[kind] += 1
         try:
             with logs.operation(secrets.token_hex(6)) as request:
-                if kind == "http":
+                if kind in ("http", "websocket") and (door := self.doors.find(scope)) is not None:
+                    await self._through(door, scope, receive, send)
+                elif kind == "http":
                     exchange = Exchange(self._service, self._auth, self._table, self._mounts, request, send)
                     await exchange.serve(scope, receive)
                 elif kind == "websocket":
                     await self._sockets.serve(scope, receive, send)
         finally:
             active[kind] -= 1
+
+    async def _through(self, door: Door, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a door serve the request, and count it under the door's name."""
+        started, status = time.monotonic(), 101 if scope["type"] == "websocket" else 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await door(scope, receive, counted)
+        except ClientDisconnected:
+            status = status or CLIENT_DISCONNECTED
+        except Exception as error:  # The boundary of a request: a defect is reported, and the server goes on.
+            log("server").error("defect", operation=door.name, error=error, trace=traceback.format_exc())
+            if scope["type"] == "http" and not status:
+                status = 500
+                headers = [*_COMMON_HEADERS, (b"content-length", b"0")]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._service.metrics.count_request(door.name, status, time.monotonic() - started)
 
 
 class Exchange:

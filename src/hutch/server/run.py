@@ -19,6 +19,7 @@ from hutch.model.spec import Isolation
 from hutch.server import discovery
 from hutch.server.app import App
 from hutch.server.auth import Authenticator
+from hutch.server.doors import open_doors
 from hutch.server.handlers.mcp_endpoint import Mounts, OwnTools
 from hutch.server.handlers.mcp_hosting import HostedMount, Hostings
 from hutch.server.http import tls
@@ -112,12 +113,14 @@ async def _serve(
     hostings = service.hostings = Hostings(service)
     mounts.mount("/mcp/gateway", lambda: HostedMount(hostings, service), May.CHANGE)
     mounts.mount("/mcp/servers/{name}", lambda: HostedMount(hostings, service), May.CHANGE)
-    servers = [(_unix_server(service, mounts), discovery.unix_socket(path))]
+    apps = [_app(service, mounts, unix=True)]
+    servers = [(unix_server(apps[0], table, service.connections), discovery.unix_socket(path))]
     url = ""
     try:
         if table.host:
             tcp = discovery.tcp_socket(table.host, table.port)
-            servers.append((_tcp_server(service, mounts), tcp))
+            apps.append(_app(service, mounts, unix=False))
+            servers.append((_tcp_server(apps[1], service), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
         service.metrics.connections = lambda: {
             name: server.open_connections for name, (server, _) in zip(("unix", "tcp"), servers, strict=False)
@@ -138,11 +141,11 @@ async def _serve(
         log("server").info("draining", seconds=table.drain_sec)
         discovery.notify(stopping="1", status="finishing what runs")
         service.drain()
-        closing_mcp = asyncio.ensure_future(mounts.drain(table.drain_sec))
-        await asyncio.wait({closing_mcp}, timeout=MCP_CLOSE_SECONDS)
+        draining = asyncio.gather(mounts.drain(table.drain_sec), *(app.doors.drain(table.drain_sec) for app in apps))
+        await asyncio.wait({draining}, timeout=MCP_CLOSE_SECONDS)
         for server, _ in servers:
             server.should_exit = True
-        await asyncio.gather(*running, closing_mcp)
+        await asyncio.gather(*running, draining)
         # Commands are being killed in these requests, which uvicorn does not wait for.
         if unfinished := [task for server, _ in servers for task in server.unfinished_requests]:
             await asyncio.wait(unfinished, timeout=table.drain_sec)
@@ -175,7 +178,8 @@ class EmbeddedServer:
         self._running.append((task, stop_requested))
 
     async def _serve(self, listening: socket.socket, stop_requested: asyncio.Event) -> None:
-        server = _unix_server(self._service, Mounts())
+        app = _app(self._service, Mounts(), unix=True)
+        server = unix_server(app, self._service.config.server, self._service.connections)
         serving = asyncio.create_task(server.serve([listening]))
         stopping = asyncio.create_task(stop_requested.wait())
         try:
@@ -197,11 +201,7 @@ class EmbeddedServer:
         await self._service.operations.finish()
 
 
-def _unix_server(service: Service, mounts: Mounts) -> HttpServer:
-    return unix_server(_app(service, mounts, unix=True), service.config.server, service.connections)
-
-
-def _tcp_server(service: Service, mounts: Mounts) -> HttpServer:
+def _tcp_server(app: App, service: Service) -> HttpServer:
     table = service.config.server
     try:
         context = tls.server_context(table.tls_cert, table.tls_key) if table.tls_cert else None
@@ -210,11 +210,12 @@ def _tcp_server(service: Service, mounts: Mounts) -> HttpServer:
             f"certificate {table.tls_cert} and key {table.tls_key} cannot be used: {error}",
             remedy="check server.tls_cert and server.tls_key",
         ) from error
-    return tcp_server(_app(service, mounts, unix=False), table, service.connections, context)
+    return tcp_server(app, table, service.connections, context)
 
 
 def _app(service: Service, mounts: Mounts, *, unix: bool) -> App:
-    return App(service, Authenticator(service.keys, service.config.server, service.rights_of, unix=unix), mounts)
+    auth = Authenticator(service.keys, service.config.server, service.rights_of, unix=unix)
+    return App(service, auth, mounts, open_doors(service, auth))
 
 
 def _on_signals(*, until_eof: bool) -> asyncio.Event:

@@ -1,14 +1,12 @@
-"""The handles that an application holds: they implement the public protocols over a live box."""
+"""The handle on a box that an application holds: it implements the public protocol over a live box."""
 
-import asyncio
-import shlex
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
+from hutch.errors import BoxBroken, HutchError, LeaseLost, Unavailable
+from hutch.keeper.access.jobs import JobHandle, StreamHandle, command_details
 from hutch.keeper.access.views import box_info
 from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
@@ -16,15 +14,15 @@ from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.receipts import Details
-from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
-from hutch.providers.base import Command, Instance, Process
+from hutch.providers.base import Command, Instance
 
 if TYPE_CHECKING:
-    from hutch.keeper.access.files import Guard, GuardedFiles
+    from hutch.keeper.access.files import GuardedFiles
 
 
 class BoxHandle:
@@ -128,7 +126,7 @@ class BoxHandle:
         stdin: bytes | str | None = None,
         timeout: float | None = None,
         user: str | None = None,
-    ) -> "StreamHandle":
+    ) -> StreamHandle:
         order, notes = self._command(command, cwd, env, stdin, timeout, user, follow=True)
         return StreamHandle(self, order, notes)
 
@@ -145,7 +143,7 @@ class BoxHandle:
         cols: int = 80,
         name: str = "",
         follow: bool = False,
-    ) -> "JobHandle":
+    ) -> JobHandle:
         rights.check_user(user, self.spec.user, rights.current())
         timeout, cut = rights.cut_timeout(timeout, rights.current())
         order = Command(
@@ -171,7 +169,7 @@ class BoxHandle:
         finally:
             self.end()
 
-    async def job(self, job_id: str) -> "JobHandle":
+    async def job(self, job_id: str) -> JobHandle:
         instance = await self.begin()
         try:
             return JobHandle(self, await instance.job(job_id))
@@ -287,156 +285,3 @@ class BoxHandle:
         if self._open:
             self._open = False
             self._live.remove_handle(self._session)
-
-
-class JobHandle:
-    """A job. The handle remembers how far it has read each stream."""
-
-    def __init__(self, box: "Guard", process: Process, notes: tuple[str, ...] = ()) -> None:
-        self._box = box
-        self._process = process
-        self.notes = notes
-        """What the caller did not get as requested when the job was started."""
-        self._cursors = {"stdout": 0, "stderr": 0}
-        self._recorded: set[str] = set()
-        """Operations that already have a receipt: keystrokes and polls are too many to have one each."""
-
-    @property
-    def id(self) -> str:
-        return self._process.id
-
-    async def info(self) -> JobInfo:
-        await self._box.begin()
-        try:
-            return await self._process.info()
-        finally:
-            self._box.end()
-
-    async def read(
-        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
-    ) -> Chunk:
-        if stream not in self._cursors:
-            raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
-        await self._box.begin()
-        try:
-            start = self._cursors[stream] if cursor is None else cursor
-            chunk = await self._process.read(start, stream=stream, limit=limit, wait=wait)
-        finally:
-            self._box.end()
-        self._cursors[stream] = chunk.cursor
-        return chunk
-
-    async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
-        async with self._box.operation("job.follow", {"job": self.id}):
-            await self._box.begin()
-            try:
-                async for piece in self._process.follow(stdout, stderr):
-                    yield piece
-            finally:
-                self._box.end()
-
-    async def write(self, data: bytes | str) -> None:
-        async with self._once("job.write"):
-            await self._box.begin()
-            try:
-                await self._process.write(data.encode() if isinstance(data, str) else data)
-            finally:
-                self._box.end()
-
-    async def close_stdin(self) -> None:
-        await self._box.begin()
-        try:
-            await self._process.close_stdin()
-        finally:
-            self._box.end()
-
-    async def signal(self, number: int = 15) -> None:
-        async with self._box.operation("job.signal", {"job": self.id, "number": number}):
-            await self._box.begin()
-            try:
-                await self._process.signal(number)
-            finally:
-                self._box.end()
-
-    async def resize(self, rows: int, cols: int) -> None:
-        await self._box.begin()
-        try:
-            await self._process.resize(rows, cols)
-        finally:
-            self._box.end()
-
-    async def wait(self, timeout_sec: float | None = None) -> Result:
-        await self._box.begin()
-        try:
-            result = await self._process.wait(timeout_sec)
-        finally:
-            self._box.end()
-        async with self._once("job.ended") as operation:
-            if operation is not None:
-                operation.result = result
-        return result
-
-    def _once(self, op: str) -> "AbstractAsyncContextManager[Operation | None]":
-        """Begin an operation with a receipt the first time only."""
-        if op in self._recorded:
-            return nullcontext()
-        self._recorded.add(op)
-        return self._box.operation(op, {"job": self.id})
-
-
-class StreamHandle:
-    """A command that is read while it runs. Leaving the iteration early kills it; the result is set at the end."""
-
-    def __init__(self, box: BoxHandle, order: Command, notes: tuple[str, ...]) -> None:
-        self._box = box
-        self._order = order
-        self._notes = notes
-        self._result: Result | None = None
-
-    @property
-    def result(self) -> Result:
-        if self._result is None:
-            raise Invalid("the command has not ended: iterate to the end first", op="stream")
-        return self._result
-
-    async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        async with self._box.operation("exec", command_details(self._order)) as operation:
-            instance = await self._box.begin()
-            process: Process | None = None
-            try:
-                process = await instance.start(self._order)
-                if self._order.stdin is None:  # Otherwise it was given at the start and closed.
-                    await process.close_stdin()
-                async for piece in process.follow():
-                    yield piece
-                result = operation.result = await process.wait()
-                self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
-            finally:
-                self._box.end()
-                if process is not None:
-                    await asyncio.shield(_clean_up(instance, process, ended=self._result is not None))
-
-
-async def _clean_up(instance: Instance, process: Process, *, ended: bool) -> None:
-    if not ended:
-        await process.signal(9)
-        await process.wait()
-    await instance.forget(process.id)
-
-
-def command_details(order: Command) -> Details:
-    """Return what a receipt says about a command: never its input, nor the values of its environment."""
-    command = order.command
-    details: Details = {
-        "command": command if isinstance(command, str) else shlex.join(command),
-        "cwd": order.cwd,
-        "user": order.user,
-        "timeout_sec": order.timeout_sec,
-    }
-    if order.env:
-        details["env"] = tuple(sorted(order.env))
-    if order.stdin is not None:
-        details["stdin_bytes"] = len(order.stdin)
-    if order.pty:
-        details["pty"] = True
-    return details

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from hutch.errors import Conflict, HutchError, Refused
 from hutch.keeper.access.files import GuardedFiles
-from hutch.keeper.access.handles import JobHandle
+from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.access.views import box_info
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state

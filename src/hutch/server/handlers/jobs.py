@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 import msgspec
 
 from hutch.errors import Conflict, HutchError, Invalid
-from hutch.keeper.access.handles import JobHandle
+from hutch.keeper.access.jobs import JobHandle
 from hutch.model.record import Record
 from hutch.model.results import JobInfo
 from hutch.policy.effective import clamp_timeout

@@ -12,7 +12,8 @@ import msgspec
 from hutch import telemetry
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
 from hutch.keeper.access.callers import called_by
-from hutch.keeper.access.handles import BoxHandle, JobHandle
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.locks import run_uncancelled
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record

@@ -1,0 +1,145 @@
+"""The protocols of a box, its jobs and its streams."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hutch.api.files import Files
+from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention
+from hutch.model.state import State
+
+Shell = str
+Argv = Sequence[str]
+
+
+class Job(Protocol):
+    """A command that runs in a box and can be read, fed and signalled by several callers."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def info(self) -> JobInfo: ...
+
+    async def read(
+        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
+    ) -> Chunk:
+        """Read from `cursor`; None continues where this handle's last read of that stream ended."""
+
+    def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]: ...
+
+    async def write(self, data: bytes | str) -> None:
+        """Write to the job's input. Raises: Conflict if the job has ended or its input is closed."""
+
+    async def close_stdin(self) -> None: ...
+
+    async def signal(self, number: int = 15) -> None: ...
+
+    async def resize(self, rows: int, cols: int) -> None: ...
+
+    async def wait(self, timeout_sec: float | None = None) -> Result:
+        """Wait for the end of the job. Raises: Timeout if it still runs after `timeout_sec`; the job goes on."""
+
+
+class Box(Protocol):
+    """A handle on one box."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def spec(self) -> EffectiveSpec: ...
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks about the box itself: that it is new, or that an earlier one was lost."""
+
+    @property
+    def files(self) -> Files: ...
+
+    async def exec(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+        keep_output: int = 1 << 20,
+    ) -> Result:  # fmt: skip
+        """Run a command to its end. A failed, killed or timed out command is a result, not an error.
+
+        Raises: NotRunnable if the program cannot be started; Refused if the caller may not use this `user`.
+        """
+
+    def stream(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+    ) -> "Stream":  # fmt: skip
+        """Run a command; iterate over ("stdout" | "stderr", bytes), then read `.result`. Raises: as `exec`."""
+
+    async def start(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        timeout: float | None = None, user: str | None = None, pty: bool = False, rows: int = 24, cols: int = 80,
+        name: str = "", follow: bool = False,
+    ) -> Job:  # fmt: skip
+        """Start a job; its input stays open. With `follow` its output waits for the caller's `Job.follow` instead of
+        being spilled to disk. Raises: as `exec`."""
+
+    async def jobs(self) -> tuple[JobInfo, ...]: ...
+
+    async def job(self, job_id: str) -> Job:
+        """Return a handle on a job. Raises: NotFound."""
+
+    async def forget(self, job_id: str) -> None:
+        """Drop an ended job and its output. Raises: Conflict if it still runs."""
+
+    async def usage(self) -> Usage: ...
+
+    async def info(self) -> BoxInfo:
+        """Return state, lease and clocks. Looking at a box does not count as use."""
+
+    async def state(self) -> State: ...
+
+    async def pause(self) -> None:
+        """Freeze the box until its next use. Raises: Unsupported if its provider cannot; Conflict while it works."""
+
+    async def resume(self) -> None: ...
+
+    async def stop(self) -> None:
+        """End a persistent box's processes and keep its files. Raises: Conflict if the box is temporary."""
+
+    async def rename(self, name: str) -> None:
+        """Rename the box; an empty name removes its name. Raises: Conflict if another live box of its owner has it."""
+
+    async def change(
+        self, /, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+    ) -> tuple[str, ...]:
+        """Change limits and clocks of the live box; return the names of those that only a new box could have.
+
+        Locks and maxima of the profile bound the values (`adjustments`). Raises: Invalid for a wrong value; Refused
+        without the right; QuotaExceeded; Unsupported or Conflict if the box cannot become persistent now.
+        """
+
+    async def renew(self) -> None:
+        """Extend the lease from now. Raises: LeaseLost if it has run out."""
+
+    async def release(self) -> None:
+        """Give up the lease; the box goes on until its clocks end it."""
+
+    async def export(self, file: str | Path) -> Moved:
+        """Write the box to one file for `Hutch.import_box`; the box goes on.
+
+        The file holds workspace, home, changes of the system, spec and labels; no processes and no values of secrets.
+        """
+
+    async def destroy(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A command whose output is read while it runs. Leaving the iteration early kills it."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]: ...
+
+    @property
+    def result(self) -> Result:
+        """The result. Raises: Invalid before the iteration has ended."""

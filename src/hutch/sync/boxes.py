@@ -1,0 +1,140 @@
+"""A box, its files, jobs and streams without `await`."""
+
+from collections.abc import Iterator
+from typing import ParamSpec, Self, TypeVar
+
+from hutch import api
+from hutch.model.files import Change
+from hutch.model.results import Result
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.sync.portal import Portal, blocking, streaming, wrapping, wrapping_now
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+W = TypeVar("W")
+
+
+class Watch:
+    """Changes of files: `with box.files.watch() as changes: for change in changes: ...`"""
+
+    def __init__(self, portal: Portal, inner: api.Watch) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.run(self._inner.aclose())
+
+    def __iter__(self) -> Iterator[Change]:
+        return self._portal.iterate(self._inner)
+
+
+class Files:
+    """Files of a box; see `hutch.api.Files`."""
+
+    def __init__(self, portal: Portal, inner: api.Files) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    read = blocking(api.Files.read)
+    read_text = blocking(api.Files.read_text)
+    read_lines = blocking(api.Files.read_lines)
+    open = streaming(api.Files.open)
+    write = blocking(api.Files.write)
+    edit = blocking(api.Files.edit)
+    digest = blocking(api.Files.digest)
+    stat = blocking(api.Files.stat)
+    exists = blocking(api.Files.exists)
+    list = blocking(api.Files.list)
+    mkdir = blocking(api.Files.mkdir)
+    move = blocking(api.Files.move)
+    remove = blocking(api.Files.remove)
+    glob = blocking(api.Files.glob)
+    grep = blocking(api.Files.grep)
+    watch = wrapping_now(Watch, api.Files.watch)
+    copy_in = blocking(api.Files.copy_in)
+    copy_out = blocking(api.Files.copy_out)
+
+
+class Job:
+    """A command that runs in a box; see `hutch.api.Job`."""
+
+    def __init__(self, portal: Portal, inner: api.Job) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    info = blocking(api.Job.info)
+    read = blocking(api.Job.read)
+    follow = streaming(api.Job.follow)
+    write = blocking(api.Job.write)
+    close_stdin = blocking(api.Job.close_stdin)
+    signal = blocking(api.Job.signal)
+    resize = blocking(api.Job.resize)
+    wait = blocking(api.Job.wait)
+
+
+class Stream:
+    """A command read while it runs: iterate, then look at `result`."""
+
+    def __init__(self, portal: Portal, inner: api.Stream) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        return self._portal.iterate(aiter(self._inner))
+
+    @property
+    def result(self) -> Result:
+        return self._inner.result
+
+
+class Box:
+    """A handle on one box; see `hutch.api.Box`."""
+
+    def __init__(self, portal: Portal, inner: api.Box) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.files = Files(portal, inner.files)
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def spec(self) -> EffectiveSpec:
+        return self._inner.spec
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        return self._inner.adjustments
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._inner.notes
+
+    exec = blocking(api.Box.exec)
+    stream = wrapping_now(Stream, api.Box.stream)
+    start = wrapping(Job, api.Box.start)
+    jobs = blocking(api.Box.jobs)
+    job = wrapping(Job, api.Box.job)
+    forget = blocking(api.Box.forget)
+    usage = blocking(api.Box.usage)
+    info = blocking(api.Box.info)
+    state = blocking(api.Box.state)
+    pause = blocking(api.Box.pause)
+    resume = blocking(api.Box.resume)
+    stop = blocking(api.Box.stop)
+    rename = blocking(api.Box.rename)
+    change = blocking(api.Box.change)
+    renew = blocking(api.Box.renew)
+    release = blocking(api.Box.release)
+    export = blocking(api.Box.export)
+    destroy = blocking(api.Box.destroy)

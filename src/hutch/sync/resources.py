@@ -1,0 +1,89 @@
+"""Volumes, receipts, questions and skills without `await`."""
+
+from typing import ParamSpec, TypeVar
+
+from hutch import api
+from hutch.model.skills import SkillInfo, SkillPlace
+from hutch.sync.boxes import Box
+from hutch.sync.portal import Portal, blocking, streaming
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+W = TypeVar("W")
+
+
+class Volumes:
+    """Named directories that outlive boxes; see `hutch.api.Volumes`."""
+
+    def __init__(self, portal: Portal, inner: api.Volumes) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    create = blocking(api.Volumes.create)
+    all = blocking(api.Volumes.all)
+    get = blocking(api.Volumes.get)
+    remove = blocking(api.Volumes.remove)
+
+
+class Receipts:
+    """The record of what was done to boxes; see `hutch.api.Receipts`."""
+
+    def __init__(self, portal: Portal, inner: api.Receipts) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    list = blocking(api.Receipts.list)
+    chains = blocking(api.Receipts.chains)
+    verify = blocking(api.Receipts.verify)
+    export = streaming(api.Receipts.export)
+    note = blocking(api.Receipts.note)
+
+
+class Questions:
+    """Questions of agents that a person has to decide; see `hutch.api.Questions`."""
+
+    def __init__(self, portal: Portal, inner: api.Questions) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    waiting = blocking(api.Questions.waiting)
+    answer = blocking(api.Questions.answer)
+    ask = blocking(api.Questions.ask)
+
+
+class Skills:
+    """Skill packages; see `hutch.api.Skills`."""
+
+    def __init__(self, portal: Portal, inner: api.Skills) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    all = blocking(api.Skills.all)
+    get = blocking(api.Skills.get)
+    body = blocking(api.Skills.body)
+    files = blocking(api.Skills.files)
+    read_file = blocking(api.Skills.read_file)
+    versions = blocking(api.Skills.versions)
+    export = blocking(api.Skills.export)
+    scan = blocking(api.Skills.scan)
+    preview = blocking(api.Skills.preview)
+    install = blocking(api.Skills.install)
+    create = blocking(api.Skills.create)
+    write_file = blocking(api.Skills.write_file)
+    remove_file = blocking(api.Skills.remove_file)
+    upgrade = blocking(api.Skills.upgrade)
+    rollback = blocking(api.Skills.rollback)
+    pin = blocking(api.Skills.pin)
+    unpin = blocking(api.Skills.unpin)
+    remove = blocking(api.Skills.remove)
+    bindings = blocking(api.Skills.bindings)
+    bind = blocking(api.Skills.bind)
+
+    def save(self, name: str, box: Box, path: str = "") -> SkillInfo:
+        """Make a new version of what was edited in a box."""
+        return self._portal.run(self._inner.save(name, box._inner, path))
+
+    def prepare(self, name: str, box: Box) -> SkillPlace:
+        """Make a skill ready in a box."""
+        return self._portal.run(self._inner.prepare(name, box._inner))
