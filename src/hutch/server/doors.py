@@ -44,4 +44,6 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
-    return Doors()
+    from hutch.server.langbot.door import LangBotDoor
+
+    return Doors([LangBotDoor(service, auth)])

@@ -1,0 +1,1 @@
+"""Whole systems: other people's clients and products against a real `hutch serve`."""
