@@ -85,6 +85,9 @@ class GuestInstance(Instance):
     def files(self) -> "Files":
         return self._files
 
+    def files_as(self, user: str) -> "Files":
+        return GuestFiles(lambda: self.link(user), self.most_copied)
+
     def most_copied(self, source: str) -> int:
         """Return the most bytes that a copy of this path may bring to the host."""
         return max_copy_bytes(self.spec.but(limits=self.limits), source)

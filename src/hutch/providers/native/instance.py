@@ -23,6 +23,7 @@ from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
 
 if TYPE_CHECKING:
+    from hutch.api import Files
     from hutch.providers.native.watch.watchdogs import Watchdogs
 
 
@@ -87,6 +88,9 @@ class NativeInstance(GuestInstance):
         self._group_limits = group_limits
         if fresh and record.data.get("groups"):
             self._untouched = Counters(oom_kills=0, pids_hits=0)
+
+    def files_as(self, user: str) -> "Files":
+        return WatchedFiles(lambda: self.link(user), self.most_copied, self._watchdogs.disk_watch(self.record.box_id))
 
     def _meanwhile(self) -> None:
         group = self._opened()
