@@ -19,6 +19,7 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.network import uplink_name
+from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
 
@@ -218,6 +219,8 @@ class NativeInstance(GuestInstance):
                 self._watchdogs.change(self.record.box_id, self.limits)
             else:
                 group.limit(self._group_limits(self.limits))
+            view = machine_view(self.limits.cpus, self.limits.memory_mb)
+            await (await self.link()).request("view", timeout=_END_TIMEOUT, files=dict(view))
         return tuple(name for name in unchanged if name not in live)
 
     async def close(self) -> None:
