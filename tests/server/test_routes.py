@@ -37,7 +37,8 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         done.add(op)
         return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
 
-    for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/metrics", "/v1/profiles", "/v1/providers",
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers",
+                 "/v1/metrics",
                  "/v1/events", "/v1/errors", "/v1/receipts", "/v1/keys", "/v1/volumes", "/v1/session/current",
                  "/v1/boxes", "/v1/questions", "/v1/images"):  # fmt: skip
         good(f"GET {path}", path)
