@@ -1,1 +1,1 @@
-"""Whole systems: other people's clients and products against a real `hutch serve`."""
+"""The whole system, driven by other people's clients."""
