@@ -33,10 +33,9 @@ class Script:
         if watching:
             await self._watch(answer, send)
             return
-        status, body = (
-            answer if isinstance(answer, tuple) else (answer, None) if isinstance(answer, int) else (200, answer)
-        )
-        await self._answer(send, status, body if body is not None else failure(status))
+        if isinstance(answer, int):
+            answer = answer, failure(answer)
+        await self._answer(send, *(answer if isinstance(answer, tuple) else (200, answer)))
 
     async def _watch(self, events: Any, send: Any) -> None:
         if isinstance(events, int):

@@ -76,11 +76,9 @@ def test_limits_reach_the_pod() -> None:
     box = spec["containers"][0]
     assert box["resources"]["limits"]["cpu"] == "500m"
     assert int(box["resources"]["limits"]["memory"].removesuffix("Mi")) >= 256 + 100
-    sizes = [
-        each["emptyDir"]["sizeLimit"] for each in spec["volumes"] if each["name"] in ("workspace", "tmp", "home-user")
-    ]
-    assert sum(int(size.removesuffix("Ki")) for size in sizes) <= 100 * 1024
-    assert all(each["emptyDir"].get("medium") == "Memory" for each in spec["volumes"] if each["name"] == "workspace")
+    disks = [each["emptyDir"] for each in spec["volumes"] if each["name"] in ("workspace", "tmp", "home-user")]
+    assert sum(int(each["sizeLimit"].removesuffix("Ki")) for each in disks) <= 100 * 1024
+    assert {each["medium"] for each in disks} == {"Memory"}
 
 
 def test_network_off_lets_nothing_out() -> None:
