@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -48,6 +49,7 @@ from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
     from hutch.keeper.receipts.ledger import Ledger
+    from hutch.kernels.warm.templates import Templates
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
@@ -237,8 +239,17 @@ class Keeper:
                 self.receipts.record_left(live.record)
         await self._close_parts()
 
+    @cached_property
+    def templates(self) -> "Templates":
+        """The interpreters that are forked into boxes as kernels."""
+        from hutch.kernels.warm.templates import Templates  # Most keepers run no code.
+
+        return Templates(self.config.state_dir)
+
     async def _close_parts(self) -> None:
         await self.hooks.finish()
+        if "templates" in self.__dict__:
+            await self.templates.close()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()

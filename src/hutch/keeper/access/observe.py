@@ -122,7 +122,7 @@ class ObservedBox:
         self._live = live
         self._guard = ObserverGuard(keeper, live)
         self.files = ObservedFiles(self._guard)
-        self.kernels = ObservedKernels(self._guard, live)
+        self.kernels = ObservedKernels(self._guard, live, keeper.templates)
 
     @property
     def id(self) -> str:

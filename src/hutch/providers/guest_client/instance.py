@@ -75,6 +75,8 @@ class GuestInstance(Instance):
         self._guest_user = guest_user
         self._root_guest = root_guest
         self._links: dict[str, Link] = {}
+        self._other_guests: dict[str, Callable[[], Awaitable[Link]]] = {}
+        """How further guests of the box, which serve nobody's commands, are reached, by their names."""
         self._accounts: dict[str, Account] = {}
         """The accounts that commands have named so far, which are looked up once."""
         # Each user gets one connection, however many callers find it broken at once.
@@ -103,6 +105,9 @@ class GuestInstance(Instance):
         link = self._links.get(user)
         if link is not None and link.usable:
             return link
+        if user in self._other_guests:
+            link = self._links[user] = self._recognised(await self._other_guests[user]())
+            return link
         if user not in (self._guest_user, "root") and not user.isdecimal():
             if user not in self._accounts:
                 self._accounts[user] = await find_account(self._files, user)
@@ -112,6 +117,11 @@ class GuestInstance(Instance):
             if link is None or not link.usable:
                 link = self._links[user] = await self._connected(user)
             return link
+
+    async def add_guest(self, name: str, connect: Callable[[], Awaitable[Link]]) -> Link:
+        """Use one more guest of the box, whose jobs are then jobs of the box."""
+        self._other_guests[name] = connect
+        return await self.link(name)
 
     async def meet(self, link: Link) -> None:
         """Take a link that the engine made as the one to the box's own guest, once that has said hello."""
@@ -240,6 +250,16 @@ class GuestInstance(Instance):
             await process.write(command.stdin)
             await process.close_stdin()
         return process
+
+    async def start_kernel(self, link: Link, command: Command) -> GuestProcess:
+        """Start a job of a kernel guest, which forks itself instead of running a program."""
+        return self.started_kernel(await link.request("kernel", **self._fields(command)), command)
+
+    def started_kernel(self, answer: dict[str, Any], command: Command) -> GuestProcess:
+        """Return the job that a kernel guest says it has started."""
+        started = checked(answer, Started)
+        self._remember(started.job, _Seen(self._before(), None))
+        return GuestProcess(self, started.job, command.keep_output)
 
     async def _link_for(self, command: Command, fields: dict[str, Any]) -> Link:
         """Return the link to the guest of the command's user, and add the variables of a named account."""
