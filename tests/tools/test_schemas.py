@@ -16,8 +16,8 @@ from hutch.tools.toolbox import TOOLS
 from tests.tools.real_tools import done, open_tools, refused
 
 NAMES = [
-    "exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle", "box_operation",
-    "list_skills", "activate_skill",
+    "exec", "python", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle",
+    "box_operation", "list_skills", "activate_skill",
 ]  # fmt: skip
 
 ISOLATION = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -67,7 +67,7 @@ class _Shell(InteractiveShell):
     display_pub_class = Type(_Publisher)
     system = InteractiveShell.system_raw  # Its children write to our pipes; the other way needs a terminal.
     failure: dict[str, str] | None = None
-    db: dict[str, Any] = {}  # What magics remember, such as visited directories; IPython's own is a file of a profile.
+    db: ClassVar[dict[str, Any]] = {}  # What magics remember; IPython's own is a file of a profile.
 
     def init_profile_dir(self, profile_dir: Any = None) -> None:
         """Write nothing to the user's home."""
