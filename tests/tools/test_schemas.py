@@ -103,7 +103,7 @@ async def test_the_profiles_an_operator_allows_are_a_choice() -> None:
 async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
     async with open_tools() as tools:
         result = await refused(tools, "bash", "not_found")
-        assert "exec, job, read" in result.structured["error"]["hint"]
+        assert "exec, python, job, read" in result.structured["error"]["hint"]
 
 
 async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None:
