@@ -26,6 +26,8 @@ GRACE_SECONDS = 30.0
 LONGEST_ORPHAN_GRACE_SECONDS = 86400.0
 TICK_SECONDS = 1.0
 WARNING_SECONDS = 60.0
+_BOXES_AT_ONCE = 50
+"""Boxes that are checked before other tasks get their turn."""
 CLOCKED_STATES = (State.RUNNING, State.PAUSED)
 """Only boxes in these states have clocks: a stopped box keeps its files until somebody destroys it."""
 
@@ -111,7 +113,9 @@ class Clocks:
         # The condition ends the task if a cancellation was replaced by the error of a write (`run_uncancelled`).
         while self._task is not None:
             await asyncio.sleep(TICK_SECONDS)
-            for live in list(self._boxes()):
+            for number, live in enumerate(list(self._boxes())):
+                if number % _BOXES_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # commands must not wait until thousands of boxes have been checked
                 try:
                     await self.check(live, time.time())
                 except Exception as error:  # One box's trouble must not stop the clocks of the others.
