@@ -117,9 +117,21 @@ class Clocks:
                 if number % _BOXES_AT_ONCE == 0:
                     await asyncio.sleep(0)  # commands must not wait until thousands of boxes have been checked
                 try:
-                    await self.check(live, time.time())
+                    if self._is_due(live, time.time()):
+                        await self.check(live, time.time())
                 except Exception as error:  # One box's trouble must not stop the clocks of the others.
                     log("clocks").warning("clock failed", box=live.record.id, error=str(error) or repr(error))
+
+    def _is_due(self, live: Live, now: float) -> bool:
+        """Whether `check` has anything to do. Of thousands of boxes that is true of few, and only for those a coroutine is made."""
+        record = live.record
+        if record.state not in CLOCKED_STATES:
+            return False
+        trouble = live.instance.trouble() if live.instance is not None else ""
+        if trouble != live.trouble or record.spec.ttl_sec or _is_idle(live, now):
+            return True
+        lease = record.lease
+        return lease is not None and live.held and renewal_is_due(lease, now, self._lease_sec)
 
     async def check(self, live: Live, now: float) -> None:
         """Act on what the clocks of one box say at `now` (Unix time)."""
