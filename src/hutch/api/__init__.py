@@ -5,7 +5,7 @@ was destroyed, `LeaseLost` once another session took it, `BoxBroken` if its gues
 engine or server cannot be reached.
 """
 
-from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.boxes import Argv, Box, Job, PortConnection, Shell, Stream
 from hutch.api.files import Files, Watch
 from hutch.api.hutch import Hutch
 from hutch.api.resources import Questions, Receipts, Volumes
@@ -17,6 +17,7 @@ __all__ = [
     "Files",
     "Hutch",
     "Job",
+    "PortConnection",
     "Questions",
     "Receipts",
     "Shell",
