@@ -37,6 +37,7 @@ class Try:
 
 
 NO_IMAGE = f"sha256:{'0' * 64}"
+SHUTDOWN = "POST /v1/shutdown"
 HARM = "touch harm; cat victim.txt; kill -9 -1"
 RECIPES: dict[str, Try] = {
     "GET /healthz": Try(),
@@ -44,6 +45,8 @@ RECIPES: dict[str, Try] = {
     "GET /metrics": Try(),
     "GET /v1/openapi.json": Try(),
     "GET /v1/status": Try(),
+    "GET /v1/metrics": Try(),
+    "POST /v1/shutdown": Try(),
     "GET /v1/profiles": Try(),
     "GET /v1/providers": Try(),
     "GET /v1/events": Try("?after=0&limit=1000&box={box}"),
@@ -67,6 +70,8 @@ RECIPES: dict[str, Try] = {
     f"GET {_BOX}": Try(),
     f"PATCH {_BOX}": Try(body={"name": "harm", "idle_timeout_sec": 1}),
     f"DELETE {_BOX}": Try("?force=true"),
+    f"POST {_BOX}/created": Try(),
+    f"POST {_BOX}/scope": Try(body={"template": "{{chat}}", "values": {"chat": "harm"}}),
     f"GET {_BOX}/export": Try(),
     f"GET {_BOX}/usage": Try(),
     f"POST {_BOX}/pause": Try(),
@@ -93,6 +98,12 @@ RECIPES: dict[str, Try] = {
     f"POST {_JOB}/signal": Try(body={"number": 9}),
     f"POST {_JOB}/resize": Try(body={"rows": 3, "cols": 3}),
     f"POST {_JOB}/wait": Try(body={"timeout_sec": 0}, reads=False),
+    f"POST {_BOX}/code": Try(body={"code": "open('harm', 'w')", "language": "python"}),
+    f"GET {_BOX}/kernels": Try(),
+    f"POST {_BOX}/kernels": Try(body={"language": "bash"}),
+    f"POST {_BOX}/kernels/{{kernel}}/interrupt": Try(),
+    f"POST {_BOX}/kernels/{{kernel}}/restart": Try(),
+    f"DELETE {_BOX}/kernels/{{kernel}}": Try(),
     f"GET {_FILES}": Try("?path=."),
     f"GET {_FILES}/content": Try("?path=victim.txt"),
     f"PUT {_FILES}/content": Try("?path=victim.txt", body=b"harm"),
@@ -206,6 +217,7 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         preview = client.good("POST", f"{self.at}/ports/8000/url", {})
         self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
@@ -214,7 +226,7 @@ class Victim:
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
-            "mcp_server": "victim-mcp", "port": "8000", "preview": preview["id"],
+            "mcp_server": "victim-mcp", "kernel": kernel, "port": "8000", "preview": preview["id"],
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
         named = {value for name, value in self.names.items() if name not in ("epoch", "image", "port")}
@@ -337,13 +349,13 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     server, victim = place
     client = server.tcp(server.key(role, f"foreign-{role}"))
     before = victim.snapshot()
-    # Keys of every owner are an admin's to keep.
-    keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
+    # Keys of every owner and the server's life are an admin's.
+    admins_own = {op for op in RECIPES if ("/v1/keys" in op or op == SHUTDOWN) and role == "admin"}
     absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none",
               "question": "0" * 16, "mcp_server": "none"}  # fmt: skip
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
-        for op, answer, sent in _walk(client, names, but=keeps_keys):
+        for op, answer, sent in _walk(client, names, but=admins_own):
             if names is victim.names:  # the second time /v1/errors tells what was sent the first time
                 _nothing_foreign(op, answer, sent, victim.marks)
             assert answer.status < 500, (op, answer)
@@ -404,7 +416,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1", "port": "8000", "preview": "p" + "0" * 16,
-             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m"}  # fmt: skip
+             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
+             "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 
@@ -415,7 +428,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
 
     admin = server.tcp(key)
     # What acts on names of one's own acts on nobody else's.
-    own = {"POST /v1/keys", "WS /mcp/servers/{mcp_server}/ws"}
+    own = {"POST /v1/keys", SHUTDOWN, "WS /mcp/servers/{mcp_server}/ws"}
     blind = own | {op for op, attempt in RECIPES.items() if attempt.blind}
     later = {f"DELETE {_BOX}", "POST /v1/questions", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):

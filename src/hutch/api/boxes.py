@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from hutch.api.code import Kernels
 from hutch.api.files import Files
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
 from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
@@ -115,10 +117,27 @@ class Box(Protocol):
     async def revoke(self, preview_id: str) -> None:
         """End a preview, and the connections made by it. Raises: NotFound."""
 
+    @property
+    def kernels(self) -> Kernels: ...
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        """Run Python in a kernel that keeps its state from call to call; see `Kernels.run`."""
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        """Run code of any language that kernels speak; see `Kernels.run`."""
+
     async def usage(self) -> Usage: ...
 
     async def info(self) -> BoxInfo:
-        """Return state, lease and clocks. Looking at a box does not count as use."""
+        """Return state, lease, clocks and jobs. Looking at a box does not count as use."""
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        """Wait until a box of `create(wait=False)` runs. Raises: Timeout; what `create` would raise, or Gone."""
 
     async def state(self) -> State: ...
 
@@ -140,6 +159,13 @@ class Box(Protocol):
 
         Locks and maxima of the profile bound the values (`adjustments`). Raises: Invalid for a wrong value; Refused
         without the right; QuotaExceeded; Unsupported or Conflict if the box cannot become persistent now.
+        """
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        """Make this the box of another conversation, with its files and jobs, as `Hutch.box_for` names it.
+
+        The conversation that it belonged to gets a new box when it asks for one. Raises: Conflict if the other
+        conversation has a box already.
         """
 
     async def renew(self) -> None:

@@ -45,4 +45,7 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
-    return Doors([PreviewDoor(service, auth, service.previews)])
+    from hutch.server.e2b.door import E2BDoor
+    from hutch.server.langbot.door import LangBotDoor
+
+    return Doors((PreviewDoor(service, auth, service.previews), E2BDoor(service, auth), LangBotDoor(service, auth)))
