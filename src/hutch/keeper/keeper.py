@@ -361,20 +361,20 @@ class Keeper:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._held_elsewhere(record)
+                raise await self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._held_elsewhere(record) from faster
+                raise await self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id},
+            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
             remedy="use it from the process that made it, or let that process end first",
         )
 
