@@ -37,6 +37,7 @@ class Try:
 
 
 NO_IMAGE = f"sha256:{'0' * 64}"
+SHUTDOWN = "POST /v1/shutdown"
 HARM = "touch harm; cat victim.txt; kill -9 -1"
 RECIPES: dict[str, Try] = {
     "GET /healthz": Try(),
@@ -44,6 +45,8 @@ RECIPES: dict[str, Try] = {
     "GET /metrics": Try(),
     "GET /v1/openapi.json": Try(),
     "GET /v1/status": Try(),
+    "GET /v1/metrics": Try(),
+    "POST /v1/shutdown": Try(),
     "GET /v1/profiles": Try(),
     "GET /v1/providers": Try(),
     "GET /v1/events": Try("?after=0&limit=1000&box={box}"),
@@ -67,6 +70,8 @@ RECIPES: dict[str, Try] = {
     f"GET {_BOX}": Try(),
     f"PATCH {_BOX}": Try(body={"name": "harm", "idle_timeout_sec": 1}),
     f"DELETE {_BOX}": Try("?force=true"),
+    f"POST {_BOX}/created": Try(),
+    f"POST {_BOX}/scope": Try(body={"template": "{{chat}}", "values": {"chat": "harm"}}),
     f"GET {_BOX}/export": Try(),
     f"GET {_BOX}/usage": Try(),
     f"POST {_BOX}/pause": Try(),
@@ -331,13 +336,13 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     server, victim = place
     client = server.tcp(server.key(role, f"foreign-{role}"))
     before = victim.snapshot()
-    # Keys of every owner are an admin's to keep.
-    keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
+    # Keys of every owner and the server's life are an admin's.
+    admins_own = {op for op in RECIPES if ("/v1/keys" in op or op == SHUTDOWN) and role == "admin"}
     absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none",
               "question": "0" * 16, "mcp_server": "none"}  # fmt: skip
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
-        for op, answer, sent in _walk(client, names, but=keeps_keys):
+        for op, answer, sent in _walk(client, names, but=admins_own):
             if names is victim.names:  # the second time /v1/errors tells what was sent the first time
                 _nothing_foreign(op, answer, sent, victim.marks)
             assert answer.status < 500, (op, answer)
@@ -409,7 +414,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
 
     admin = server.tcp(key)
     # What acts on names of one's own acts on nobody else's.
-    own = {"POST /v1/keys", "WS /mcp/servers/{mcp_server}/ws"}
+    own = {"POST /v1/keys", SHUTDOWN, "WS /mcp/servers/{mcp_server}/ws"}
     blind = own | {op for op, attempt in RECIPES.items() if attempt.blind}
     later = {f"DELETE {_BOX}", "POST /v1/questions", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):

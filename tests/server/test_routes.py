@@ -38,6 +38,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
 
     for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers",
+                 "/v1/metrics",
                  "/v1/events", "/v1/errors", "/v1/receipts", "/v1/keys", "/v1/volumes", "/v1/session/current",
                  "/v1/boxes", "/v1/questions", "/v1/images"):  # fmt: skip
         good(f"GET {path}", path)
@@ -117,6 +118,8 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     for path, body in (
         ("/exec", {"command": "true"}),
         ("/receipts", {"op": "note.seen"}),
+        ("/created", None),
+        ("/scope", {"template": "{chat}", "values": {"chat": "routes"}}),
         ("/lease", {}),
         ("/pause", None),
         ("/resume", None),
@@ -161,6 +164,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     good(f"DELETE {template}", box)
     good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
+    done.add("POST /v1/shutdown")  # `test_lifecycle` has it.
     assert done == {route.op for route in ROUTES}
 
 

@@ -7,16 +7,20 @@ engine or server cannot be reached.
 
 from hutch.api.boxes import Argv, Box, Job, Shell, Stream
 from hutch.api.files import Files, Watch
-from hutch.api.hutch import Hutch
+from hutch.api.hutch import CreatedHook, DestroyedHook, Hutch
+from hutch.api.mcp_servers import McpServers
 from hutch.api.resources import Questions, Receipts, Volumes
 from hutch.api.skills import Skills
 
 __all__ = [
     "Argv",
     "Box",
+    "CreatedHook",
+    "DestroyedHook",
     "Files",
     "Hutch",
     "Job",
+    "McpServers",
     "Questions",
     "Receipts",
     "Shell",

@@ -96,7 +96,10 @@ class Box(Protocol):
     async def usage(self) -> Usage: ...
 
     async def info(self) -> BoxInfo:
-        """Return state, lease and clocks. Looking at a box does not count as use."""
+        """Return state, lease, clocks and jobs. Looking at a box does not count as use."""
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        """Wait until a box of `create(wait=False)` runs. Raises: Timeout; what `create` would raise, or Gone."""
 
     async def state(self) -> State: ...
 
@@ -118,6 +121,13 @@ class Box(Protocol):
 
         Locks and maxima of the profile bound the values (`adjustments`). Raises: Invalid for a wrong value; Refused
         without the right; QuotaExceeded; Unsupported or Conflict if the box cannot become persistent now.
+        """
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        """Make this the box of another conversation, with its files and jobs, as `Hutch.box_for` names it.
+
+        The conversation that it belonged to gets a new box when it asks for one. Raises: Conflict if the other
+        conversation has a box already.
         """
 
     async def renew(self) -> None:

@@ -17,16 +17,20 @@ from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
 from hutch.client.heartbeat import ConnectionListener, Rhythm
+from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
+from hutch.model.state import State
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
 
 if TYPE_CHECKING:
+    from hutch.api import CreatedHook, DestroyedHook
     from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
+    from hutch.model.metrics import Metrics
 
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
@@ -61,6 +65,7 @@ class RemoteHutch:
         )  # fmt: skip
         self._own_session = not session
         self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
+        self._hooks = ClientHooks(self._read_events)
         self._is_view = False
         """This object is a view for another session. The original object closes the connection."""
 
@@ -107,20 +112,31 @@ class RemoteHutch:
             with suppress(LeaseLost):
                 await box.destroy()
 
-    async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
+    async def create(self, *, key: str = "", wait: bool = True, **spec: Any) -> RemoteBox:
         """Create a box. Without a key of the caller one is generated, so a retry never creates two boxes."""
         name = quote(key, safe=_KEY_CHARACTERS) if key else f"once:{secrets.token_hex(16)}"
         headers = self._headers | {"Idempotency-Key": name}
         if roots := granted_roots():
             headers["Hutch-Mount-Roots"] = json.dumps(roots)
-        making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec))
+        making = self._server.ask(
+            BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec), wait=None if wait else False
+        )
         try:
             info = await making
         except asyncio.CancelledError:
             if not key:
                 await asyncio.shield(self._destroy_unclaimed(headers, spec))
             raise
-        return await self._leased(info)
+        if info.state is State.CREATING:
+            return RemoteBox(self._server, self.session, info, on_ready=self._hooks.run_created)
+        box = await self._leased(info)
+        try:
+            await self._hooks.run_created(box)
+        except BaseException:
+            if not key:  # As in this process: a box whose hook fails was not created.
+                await asyncio.shield(self.destroy(box.id, force=True))
+            raise
+        return box
 
     async def _destroy_unclaimed(self, headers: dict[str, str], spec: dict[str, Any]) -> None:
         """Destroy the box of a cancelled creation. Its idempotency key finds it if it was created."""
@@ -136,7 +152,7 @@ class RemoteHutch:
     async def _leased(self, info: BoxInfo) -> RemoteBox:
         """Return a handle. A box that was found by its key may be held by another session."""
         if info.lease is None or info.lease.holder != self.session:
-            return await self.attach(info.id)
+            return await self._attach(info.id)
         return RemoteBox(self._server, self.session, info)
 
     @asynccontextmanager
@@ -150,6 +166,7 @@ class RemoteHutch:
         body = {"template": template, "kind": kind, "values": given, "spec": _plain_spec(dict(spec or {}))}
         box = self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
         try:
+            await self._hooks.run_created(box)
             yield box
         finally:
             await box.release()
@@ -166,9 +183,16 @@ class RemoteHutch:
             FoundBox, "POST", "/v1/boxes/import", content=transfer.read_file(file), repeat=Repeat.NEVER,
             provider=provider, profile=profile, image=image, name=name,
         )  # fmt: skip
-        return self._found(found)
+        box = self._found(found)
+        await self._hooks.run_created(box)
+        return box
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
+        box = await self._attach(box_id, takeover=takeover)
+        await self._hooks.run_created(box)
+        return box
+
+    async def _attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         path = f"/v1/boxes/{checked_name(box_id, 'box')}"
         lease = await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
         info = await self._ask(BoxInfo, "GET", path)
@@ -177,6 +201,12 @@ class RemoteHutch:
     async def observe(self, box_id: str) -> RemoteBox:
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")
         return RemoteBox(self._server, self.session, info, observing=True)
+
+    async def administer(self, box_id: str) -> RemoteBox:
+        path = f"/v1/boxes/{checked_name(box_id, 'box')}"
+        headers = self._headers | {"Hutch-Admin": "yes"}
+        info = await self._server.ask(BoxInfo, "GET", path, headers=headers)
+        return RemoteBox(self._server, self.session, info, admin=True)
 
     async def find(self, text: str) -> BoxInfo:
         found: BoxInfo = await self._ask(BoxInfo, "GET", "/v1/find", text=text)
@@ -204,10 +234,14 @@ class RemoteHutch:
         checked_name(box_id, "box")
         await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{box_id}")
-        return RemoteBox(self._server, self.session, info)
+        box = RemoteBox(self._server, self.session, info)
+        await self._hooks.run_created(box)
+        return box
 
     async def working(self, **spec: Any) -> RemoteBox:
-        return self._found(await self._ask(FoundBox, "POST", "/v1/session/working", body=_plain_spec(spec)))
+        box = self._found(await self._ask(FoundBox, "POST", "/v1/session/working", body=_plain_spec(spec)))
+        await self._hooks.run_created(box)
+        return box
 
     async def leave(self) -> None:
         await self._ask(type(None), "DELETE", "/v1/session/current")
@@ -254,6 +288,25 @@ class RemoteHutch:
         data, _ = await self._server.get("GET", path, headers=self._headers, **query)
         return data
 
+    async def on_created(self, hook: "CreatedHook") -> None:
+        self._hooks.add_created(hook)
+
+    async def on_destroyed(self, hook: "DestroyedHook") -> None:
+        await self._hooks.add_destroyed(hook)
+
+    async def metrics(self) -> "Metrics":
+        from hutch.model.metrics import Metrics  # Few callers need it, so it is loaded on demand.
+
+        found: Metrics = await self._ask(Metrics, "GET", "/v1/metrics")
+        return found
+
+    async def shutdown(self) -> None:
+        await self._ask(dict[str, Any], "POST", "/v1/shutdown", repeat=Repeat.UNSENT)
+
+    async def _read_events(self, after: int, wait: float) -> tuple[tuple[Event, ...], int]:
+        page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=EVENTS_AT_ONCE, wait=wait)
+        return convert_answer(page["events"], tuple[Event, ...]), page["cursor"]
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         found: list[Event] = []
         while len(found) < limit:
@@ -288,6 +341,7 @@ class RemoteHutch:
         """Close the connections, and release the leases if the session ends here. Boxes live on until they time out."""
         if self._is_view:
             return
+        await self._hooks.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._own_session:

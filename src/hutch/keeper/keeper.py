@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from hutch.keeper.access.sessions import Sessions
 from hutch.keeper.access.views import Views
 from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.create import Creator
-from hutch.keeper.boxes.destroy import Hook, Teardown, Unless
+from hutch.keeper.boxes.destroy import Teardown, Unless
 from hutch.keeper.boxes.health import Health
 from hutch.keeper.boxes.live import FoundBox, Live, gone
 from hutch.keeper.boxes.pause import Pauser
@@ -26,7 +25,10 @@ from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
 from hutch.keeper.boxes.update import Updater
 from hutch.keeper.capacity import Capacity, Inventory
+from hutch.keeper.counters import BoxCounters
+from hutch.keeper.creations import Creations
 from hutch.keeper.engines import Engines
+from hutch.keeper.hooks import Hooks
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.skills.mounts import SkillMounts
@@ -80,16 +82,16 @@ class Keeper:
         )  # fmt: skip
         self.operations = self.receipts.operations
         self.states = States(store)
-        self.states.witnesses.append(self.receipts.witness)
+        self.counters = BoxCounters()
+        self.hooks = Hooks(self.states)
+        self.creations = Creations(self)
+        self.states.witnesses += [self.receipts.witness, self.counters.on_transition]
+        self.states.listeners += [self.hooks.on_event, self.creations.on_event]
         self.engines = engines or Engines(config)
         self.health = Health(self.states, self.engines)
-        self.created: list[Hook] = []
-        """Hooks that run for each new box after it is leased, until they have succeeded once."""
         self._live: dict[BoxId, Live] = {}
         self._creations: dict[str, asyncio.Task[FoundBox]] = {}
         """Creations in progress by key: concurrent calls with one key give one box, and nobody else waits."""
-        self.reuses: Counter[str] = Counter()
-        """How often a scope found its box again, by profile."""
         self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """It belongs to the store, because keepers that share the store must see each other."""
         self.visiting = visiting
@@ -123,7 +125,10 @@ class Keeper:
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
         self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
-        self.teardown.destroyed_hooks.append(self.skill_mounts.on_destroyed)
+        self.teardown.destroyed_hooks += [
+            self.skill_mounts.on_destroyed,
+            lambda record: self.hooks.finish(record.id),
+        ]
         self.teardown.on_destroyed += [
             self.pool.forget,
             lambda _: self.capacity.notify_freed(),
@@ -163,6 +168,8 @@ class Keeper:
                 adopted = await self.reconcile()
             for live in adopted:
                 self._live[live.record.id] = live
+                if live.record.left_at:  # Taking over a box that was left on purpose makes no event.
+                    self.counters.count("adopted", live.record)
             self.taken_over += len(adopted)
         if self._live:
             self._clocks.start()
@@ -207,6 +214,7 @@ class Keeper:
         A conversation's box is left to itself: it waits for the next program that asks for it, as long as it may idle.
         """
         await self._clocks.stop()
+        await self.creations.finish(0.0)
         await self.pool.stop()
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
@@ -230,6 +238,7 @@ class Keeper:
         await self._close_parts()
 
     async def _close_parts(self) -> None:
+        await self.hooks.finish()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
@@ -273,7 +282,7 @@ class Keeper:
             await self.updater.fit(live, spec)
         live = await self.acquire(live.record.id, session)
         if existed:
-            self.reuses[live.record.spec.profile] += 1
+            self.counters.count("reused", live.record)
         return live, notes
 
     def _admit(self, spec: Spec) -> Spec:
@@ -310,27 +319,12 @@ class Keeper:
             live = await self.creator.create(spec, self._lease(session), owner, key)
         try:
             await self.skill_mounts.ensure_shown(live)
-            await self._run_created_hooks(live)
+            await self.hooks.run_created(live)
         except BaseException:
             await self.teardown.destroy(live, "its created hook failed", EventCause.CREATION_FAILED)
             raise
         self._clocks.start()
         return live
-
-    async def _run_created_hooks(self, live: Live) -> None:
-        """Run the `created` hooks until they have succeeded once.
-
-        A crash in between repeats them; a hook can recognise a repetition by the box's id.
-        """
-        if not self.created or live.record.created_hooks_done:
-            return
-        async with live.created_hooks_lock:
-            if live.record.created_hooks_done:
-                return
-            for hook in self.created:
-                await hook(live.record)
-            async with live.state_lock:
-                await self.states.update(live.record, into=live, created_hooks_done=True)
 
     def _lease(self, session: str) -> Lease:
         return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
@@ -399,7 +393,7 @@ class Keeper:
             if live.record.state is State.STOPPED:
                 await self.restore(live)
             await self.skill_mounts.on_adopted(live)
-            await self._run_created_hooks(live)
+            await self.hooks.run_created(live)
         return live
 
     async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:

@@ -169,3 +169,5 @@ class Order(Record, frozen=True, kw_only=True):
     """Mounts, workspace and image directory as policy allowed them; providers use these, not the names in the spec."""
     orphan_grace_sec: float = 10.0
     """Seconds that the box lives without any keeper."""
+    owner: str = ""
+    """Whose box it is, for people who look at the engine itself."""

@@ -45,5 +45,6 @@ class Doors:
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
     from hutch.server.e2b.door import E2BDoor
+    from hutch.server.langbot.door import LangBotDoor
 
-    return Doors((E2BDoor(service, auth),))
+    return Doors((E2BDoor(service, auth), LangBotDoor(service, auth)))

@@ -15,6 +15,7 @@ from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
 from hutch.model.mcp import McpServerInfo
+from hutch.model.metrics import Metrics
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
@@ -123,6 +124,9 @@ ROUTES = (
     Route("GET", "/metrics", about.metrics, May.MONITOR, str),
     Route("GET", "/v1/openapi.json", about.openapi, May.READ, dict),
     Route("GET", "/v1/status", about.status, May.READ, Status),
+    Route("GET", "/v1/metrics", about.counts, May.READ, Metrics),
+    Route("POST", "/v1/shutdown", about.shutdown, May.ADMIN, about.ShutdownBegun, status=(202,),
+          fails=("unsupported",)),
     Route("GET", "/v1/profiles", about.profiles, May.READ, about.ProfileList),
     Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList, fails=("not_found",)),
     Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True, streams={events.SSE: Event},
@@ -213,6 +217,8 @@ ROUTES = (
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
+    Route("POST", f"{_BOX}/created", boxes.mark_created, May.CHANGE, BoxInfo),
+    Route("POST", f"{_BOX}/scope", boxes.move, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=FILE_ERRORS),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
     Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),

@@ -1,13 +1,14 @@
 """The handle on a box that an application holds: it implements the public protocol over a live box."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import BoxBroken, HutchError, LeaseLost, Unavailable
+from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable
 from hutch.keeper.access.jobs import JobHandle, StreamHandle, command_details
-from hutch.keeper.access.views import box_info
+from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
@@ -230,7 +231,27 @@ class BoxHandle:
     async def info(self) -> BoxInfo:
         """Return what is known of the box; Gone if it has been destroyed."""
         self._live.check_not_gone()
-        return box_info(self._live.record, self._live)
+        return await box_info_with_jobs(self._live)
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        """Wait until a box that was created without waiting runs; its error is raised if it could not be created."""
+        try:
+            async with asyncio.timeout(timeout_sec):
+                await self._keeper.creations.wait_for(self._live.record.id)
+        except TimeoutError as error:
+            raise Timeout(f"box {self.id} is still being created", remedy="wait longer") from error
+        self._live.check_not_gone()
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        from hutch.keeper.access.moves import move_to_scope
+        from hutch.keeper.access.scopes import scope
+
+        await self.begin()
+        try:
+            target = scope(template, values, owner=self._live.record.owner, kind=kind)
+            await move_to_scope(self._keeper, self._live, target, kind)
+        finally:
+            self.end()
 
     async def state(self) -> State:
         self._live.check_not_gone()

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from hutch.errors import Conflict, HutchError, Refused
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.jobs import JobHandle
-from hutch.keeper.access.views import box_info
+from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
@@ -123,7 +123,7 @@ class ObservedBox:
 
     async def info(self) -> BoxInfo:
         self._live.check_not_gone()
-        return box_info(self._live.record, self._live)
+        return await box_info_with_jobs(self._live)
 
     async def state(self) -> State:
         return self._live.record.state
@@ -160,6 +160,12 @@ class ObservedBox:
 
     async def renew(self) -> None:
         refuse("renew")
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        refuse("ready")
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        refuse("move_to")
 
     async def release(self) -> None:
         """There is no lease to give up."""

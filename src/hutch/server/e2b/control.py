@@ -86,7 +86,7 @@ async def create(request: Request) -> Answer:
     if len(key) > 200:
         raise Invalid("Idempotency-Key has at most 200 characters")
     caller = call.caller
-    record = await call.service.creations.create(
+    record = await call.service.keeper.creations.create(
         spec, session=SESSION, owner=caller.owner, key=f"e2b:{key}" if key else ""
     )
     return answer(sandbox_of(request, record), 201)

@@ -23,13 +23,13 @@ from hutch.server.auth import Authenticator
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.jobs import Size
 from hutch.server.handlers.receipts import who_of
-from hutch.server.request import ANONYMOUS, Call, Receive, Scope, Send
+from hutch.server.request import ANONYMOUS, JSON, Call, Receive, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
 
 MAX_LINE_BYTES = 4 << 20
 HANG_UP_SECONDS = 2.0
-NORMAL, REFUSED, INTERNAL = 1000, 1008, 1011
+NORMAL, REFUSED, INTERNAL, RESTART = 1000, 1008, 1011, 1012
 """Close codes of RFC 6455."""
 
 
@@ -65,9 +65,9 @@ class Socket:
         self._send = send
         self.accepted = False
 
-    async def accept(self) -> None:
+    async def accept(self, subprotocol: str = "") -> None:
         await self._receive()  # websocket.connect
-        await self._send({"type": "websocket.accept"})
+        await self._send({"type": "websocket.accept", "subprotocol": subprotocol or None})
         self.accepted = True
 
     async def next(self) -> bytes | str | None:
@@ -87,9 +87,9 @@ class Socket:
         short = reason.encode()[:120].decode(errors="ignore")
         await self._send({"type": "websocket.close", "code": code, "reason": short})
 
-    async def refuse(self, status: int, body: bytes) -> None:
+    async def refuse(self, status: int, body: bytes, kind: str = JSON) -> None:
         """Answer with an HTTP error instead of accepting the WebSocket."""
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": body})
 
@@ -186,7 +186,7 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQu
     )
     try:
         await socket.accept()
-        if await _run_until_first_ends(_send_output(job, socket), _write_input(job, socket)):
+        if await run_until_first_ends(_send_output(job, socket), _write_input(job, socket)):
             result = await job.wait()
             await socket.send(msgspec.json.encode({"exit_code": result.exit_code, "signal": result.signal}).decode())
             await socket.close(NORMAL)
@@ -199,7 +199,7 @@ async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -
     job = await job_of(call, box)
     await job.info()
     await socket.accept()
-    if await _run_until_first_ends(_send_lines(job, socket, query.cursor), _write_lines(job, socket)):
+    if await run_until_first_ends(send_lines(job, socket, query.cursor), write_lines(job, socket)):
         result = await job.wait()
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
 
@@ -222,7 +222,7 @@ SOCKETS = {
 }
 
 
-async def _run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
+async def run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
     """Run both until one ends; True if that was the output. The error of either is raised."""
     tasks = [asyncio.ensure_future(output), asyncio.ensure_future(input)]
     try:
@@ -250,7 +250,10 @@ async def _write_input(job: JobHandle, socket: Socket) -> None:
             await job.resize(size.rows, size.cols)
 
 
-async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
+async def send_lines(
+    job: JobHandle, socket: Socket, cursor: int, sent: Callable[[int], None] = lambda position: None
+) -> None:
+    """Send each line of a job's output as one frame; `sent` hears up to which position whole lines were sent."""
     rest = bytearray()
     async for stream, data in job.follow(stdout=cursor):
         if stream != "stdout":
@@ -259,6 +262,8 @@ async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
         *lines, last = rest.split(b"\n")
         for line in lines:
             await socket.send(line.decode("utf-8", "replace"))
+            cursor += len(line) + 1
+            sent(cursor)
         rest = last
         if len(rest) > MAX_LINE_BYTES:
             raise FileTooLarge(f"the job wrote a line of more than {MAX_LINE_BYTES >> 20} MB")
@@ -266,7 +271,7 @@ async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
         await socket.send(rest.decode("utf-8", "replace"))
 
 
-async def _write_lines(job: JobHandle, socket: Socket) -> None:
+async def write_lines(job: JobHandle, socket: Socket) -> None:
     while (frame := await socket.next()) is not None:
         line = frame.encode() if isinstance(frame, str) else frame
         if b"\n" in line:
