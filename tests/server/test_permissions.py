@@ -94,6 +94,12 @@ RECIPES: dict[str, Try] = {
     f"POST {_JOB}/signal": Try(body={"number": 9}),
     f"POST {_JOB}/resize": Try(body={"rows": 3, "cols": 3}),
     f"POST {_JOB}/wait": Try(body={"timeout_sec": 0}, reads=False),
+    f"POST {_BOX}/code": Try(body={"code": "open('harm', 'w')", "language": "python"}),
+    f"GET {_BOX}/kernels": Try(),
+    f"POST {_BOX}/kernels": Try(body={"language": "bash"}),
+    f"POST {_BOX}/kernels/{{kernel}}/interrupt": Try(),
+    f"POST {_BOX}/kernels/{{kernel}}/restart": Try(),
+    f"DELETE {_BOX}/kernels/{{kernel}}": Try(),
     f"GET {_FILES}": Try("?path=."),
     f"GET {_FILES}/content": Try("?path=victim.txt"),
     f"PUT {_FILES}/content": Try("?path=victim.txt", body=b"harm"),
@@ -206,6 +212,7 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
         _, question = self._asking.__enter__()
@@ -213,7 +220,7 @@ class Victim:
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
-            "mcp_server": "victim-mcp",
+            "mcp_server": "victim-mcp", "kernel": kernel,
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
         named = {value for name, value in self.names.items() if name not in ("epoch", "image")}
@@ -403,7 +410,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
-             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m"}  # fmt: skip
+             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
+             "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 

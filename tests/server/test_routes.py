@@ -148,6 +148,13 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         good(f"POST {template}/files/{name}", f"{box}/files/{name}", body)
     good(f"DELETE {template}/files/content", f"{box}/files/content?path=d&recursive=true")
 
+    good(f"POST {template}/code", f"{box}/code", {"code": "echo hi", "language": "bash"})
+    good(f"GET {template}/kernels", f"{box}/kernels")
+    kernel_id = good(f"POST {template}/kernels", f"{box}/kernels", {"language": "bash"})["id"]
+    for action in ("interrupt", "restart"):
+        good(f"POST {template}/kernels/{{kernel}}/{action}", f"{box}/kernels/{kernel_id}/{action}")
+    good(f"DELETE {template}/kernels/{{kernel}}", f"{box}/kernels/{kernel_id}")
+
     job_id = good(f"POST {template}/jobs", f"{box}/jobs", {"command": "cat", "pty": True})["id"]
     job, one = f"{box}/jobs/{job_id}", template + "/jobs/{job}"
     good(f"GET {one}", job)

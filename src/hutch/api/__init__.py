@@ -6,6 +6,7 @@ engine or server cannot be reached.
 """
 
 from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
 from hutch.api.hutch import CreatedHook, DestroyedHook, Hutch
 from hutch.api.mcp_servers import McpServers
@@ -20,6 +21,7 @@ __all__ = [
     "Files",
     "Hutch",
     "Job",
+    "Kernels",
     "McpServers",
     "Questions",
     "Receipts",

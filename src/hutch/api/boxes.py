@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hutch.api.code import Kernels
 from hutch.api.files import Files
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
@@ -92,6 +94,20 @@ class Box(Protocol):
 
     async def forget(self, job_id: str) -> None:
         """Drop an ended job and its output. Raises: Conflict if it still runs."""
+
+    @property
+    def kernels(self) -> Kernels: ...
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        """Run Python in a kernel that keeps its state from call to call; see `Kernels.run`."""
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        """Run code of any language that kernels speak; see `Kernels.run`."""
 
     async def usage(self) -> Usage: ...
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.client import transfer
+from hutch.client.code import RemoteKernels
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
@@ -13,6 +14,7 @@ from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, dec
 from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
@@ -46,6 +48,7 @@ class RemoteBox:
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
         self._handle = Handle(server, session, info.id, lease, admin=admin)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
+        self.kernels = RemoteKernels(self._handle, checked_name)
         if lease is not None:
             server.add_handle(session, info.id, lease, grant)
 
@@ -102,6 +105,19 @@ class RemoteBox:
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
         await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
 
     # --- the box --------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
@@ -463,6 +463,11 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
+        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+            with suppress(Conflict):  # It is in use: the next tick tries again.
+                await self.pauser.pause(live, reason)
+                await self.updater.set_ttl(live, 0.0)
+            return
         await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:

@@ -41,6 +41,7 @@ _PATH_VARIABLES = {
     "question": ("The id of an open question.", "^[0-9a-f]{16}$"),
     "image": ("The digest of an image, or its beginning.", "^sha256:[0-9a-f]{8,64}$"),
     "name": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
+    "kernel": ("The id of a kernel of this box.", "^[a-zA-Z0-9_-]{1,80}$"),
     "mcp_server": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
     "group": ("The name of a group of skills.", f"^{NAME.pattern}$"),
 }

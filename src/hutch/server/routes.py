@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
 from hutch.model.mcp import McpServerInfo
@@ -25,6 +26,7 @@ from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
     boxes,
+    code,
     commands,
     events,
     export,
@@ -113,6 +115,7 @@ class Route:
 _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
+_KERNEL = f"{_BOX}/kernels/{{kernel}}"
 _SKILL = "/v1/skills/{skill}"
 _IMAGE = "/v1/images/{image}"
 _MCP = "/v1/mcp-servers/{mcp_server}"
@@ -242,6 +245,13 @@ ROUTES = (
     Route("POST", f"{_JOB}/signal", jobs.signal, May.CHANGE),
     Route("POST", f"{_JOB}/resize", jobs.resize, May.CHANGE),
     Route("POST", f"{_JOB}/wait", jobs.wait, May.READ, ExecResult, long=True),
+    Route("POST", f"{_BOX}/code", code.run, May.CHANGE, CodeResult, long=True, streams={NDJSON: code.CodeLine},
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("GET", f"{_BOX}/kernels", code.list_kernels, May.READ, code.KernelList),
+    Route("POST", f"{_BOX}/kernels", code.start, May.CHANGE, KernelInfo, status=(201,)),
+    Route("POST", f"{_KERNEL}/interrupt", code.interrupt, May.CHANGE),
+    Route("POST", f"{_KERNEL}/restart", code.restart, May.CHANGE, KernelInfo),
+    Route("DELETE", _KERNEL, code.remove, May.CHANGE),
     Route("GET", _FILES, files.list_files, May.READ, files.FileList, long=True),
     Route("GET", f"{_FILES}/content", files.read, May.READ, bytes, long=True, status=(200, 206), headers=("Range",)),
     Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo, raw=True),

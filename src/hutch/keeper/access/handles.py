@@ -23,7 +23,9 @@ from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.code import KernelsHandle
     from hutch.keeper.access.files import GuardedFiles
+    from hutch.model.code import CodeResult
 
 
 class BoxHandle:
@@ -218,6 +220,25 @@ class BoxHandle:
             follow=follow,
         )
         return order, tuple(str(each) for each in (clamped, cut) if each)
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def kernels(self) -> "KernelsHandle":
+        from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
+
+        return KernelsHandle(self, self._live)
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> "CodeResult":
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> "CodeResult":  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
 
     # --- the box --------------------------------------------------------------------------------------------
 

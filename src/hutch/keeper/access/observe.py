@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hutch.errors import Conflict, HutchError, Refused
+from hutch.keeper.access.code import KernelsHandle
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.access.views import box_info_with_jobs
@@ -90,6 +91,28 @@ class ObservedJob(JobHandle):
         refuse("resize")
 
 
+class ObservedKernels(KernelsHandle):
+    """Kernels that can only be listed."""
+
+    async def start(self, language: str = "python", **options: Any) -> NoReturn:
+        refuse("start a kernel")
+
+    async def run(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    def stream(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    async def interrupt(self, kernel: str) -> None:
+        refuse("interrupt")
+
+    async def restart(self, kernel: str) -> NoReturn:
+        refuse("restart a kernel")
+
+    async def remove(self, kernel: str) -> None:
+        refuse("remove a kernel")
+
+
 class ObservedBox:
     """The `Box` protocol for an observer."""
 
@@ -99,6 +122,7 @@ class ObservedBox:
         self._live = live
         self._guard = ObserverGuard(keeper, live)
         self.files = ObservedFiles(self._guard)
+        self.kernels = ObservedKernels(self._guard, live)
 
     @property
     def id(self) -> str:
@@ -139,6 +163,12 @@ class ObservedBox:
 
     async def forget(self, job_id: str) -> None:
         refuse("forget")
+
+    async def python(self, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    async def code(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
 
     async def export(self, file: str | Path) -> NoReturn:
         refuse("export")

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
 from hutch.keeper.access.leases import holds
@@ -13,6 +13,9 @@ from hutch.keeper.boxes.states import describe_state
 from hutch.model.boxes import EventCause
 from hutch.model.state import State
 from hutch.providers.base import Instance
+
+if TYPE_CHECKING:
+    from hutch.kernels.table import KernelTable
 
 
 class FoundBox(NamedTuple):
@@ -25,14 +28,16 @@ class FoundBox(NamedTuple):
 class Live:
     """One box that this keeper holds. An operation pins it, so that no clock ends it meanwhile."""
 
-    __slots__ = ("created_hooks_lock", "end_cause", "handles", "instance", "last_checked", "last_used", "pins",
-                 "record", "secrets", "state_lock", "tombstone", "trouble")  # fmt: skip
+    __slots__ = ("created_hooks_lock", "end_cause", "handles", "instance", "kernels", "last_checked", "last_used",
+                 "pins", "record", "secrets", "state_lock", "tombstone", "trouble")  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
         self.secrets = secrets
         """Redacted from every log line while the box lives; the record has only their names."""
         self.instance: Instance | None = None
+        self.kernels: KernelTable | None = None
+        """Its code interpreters; None until somebody uses one."""
         self.tombstone: Tombstone | None = None
         """Set when the box is gone, so that open handles can say when and why."""
         self.end_cause = EventCause.OTHER
