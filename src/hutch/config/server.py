@@ -34,6 +34,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """0 for any free port, which `server.json` then names."""
     socket: str = ""
     """Path of the Unix socket; by default `server.sock` in the run directory."""
+    advertise: str = ""
+    """The URL at which clients reach this very server, where several share a store: others redirect to it."""
     tls_cert: str = ""
     tls_key: str = ""
     hosts: tuple[str, ...] = ()

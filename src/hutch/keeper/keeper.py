@@ -42,7 +42,7 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
@@ -374,20 +374,20 @@ class Keeper:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._held_elsewhere(record)
+                raise await self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._held_elsewhere(record) from faster
+                raise await self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id},
+            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
             remedy="use it from the process that made it, or let that process end first",
         )
 
@@ -476,6 +476,11 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
+        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+            with suppress(Conflict):  # It is in use: the next tick tries again.
+                await self.pauser.pause(live, reason)
+                await self.updater.set_ttl(live, 0.0)
+            return
         await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:
