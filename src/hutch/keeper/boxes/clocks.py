@@ -126,7 +126,7 @@ class Clocks:
                     log("clocks").warning("clock failed", box=live.record.id, error=str(error) or repr(error))
 
     def _is_due(self, live: Live, now: float) -> bool:
-        """Whether `check` has anything to do. Of thousands of boxes that is true of few, and only for those a coroutine is made."""
+        """Whether `check` has anything to do, which is true of few of thousands of boxes."""
         record = live.record
         if record.state not in CLOCKED_STATES:
             return False
