@@ -113,8 +113,10 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     client.good("DELETE", f"/v1/boxes/{lasting}")
     good("PATCH /v1/boxes/{box}", box, {"name": "routes"})
     good("DELETE /v1/boxes/{box}/operations/{operation}", f"{box}/operations/none")
-    for path in ("", "/usage", "/lease", "/jobs", "/files"):
+    preview = good("POST /v1/boxes/{box}/ports/{port}/url", f"{box}/ports/8000/url", {})["id"]
+    for path in ("", "/usage", "/lease", "/ports", "/previews", "/jobs", "/files"):
         good(f"GET {template}{path}", box + path)
+    good("DELETE /v1/boxes/{box}/previews/{preview}", f"{box}/previews/{preview}")
     for path, body in (
         ("/exec", {"command": "true"}),
         ("/receipts", {"op": "note.seen"}),

@@ -83,8 +83,12 @@ class Hutch(Protocol):
     async def find(self, text: str) -> BoxInfo:
         """Find a box by its id, the beginning of it, or its name. Raises: NotFound or Gone; Invalid if several fit."""
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
-        """List the boxes that this caller may see, oldest first. Looking does not count as use."""
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """List the boxes that this caller may see, oldest first. Looking does not count as use.
+
+        Of many boxes, ask for a part: at most `limit`, those that come after the box with the id `after`.
+        Raises: NotFound if that box is gone.
+        """
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         """Destroy a box, if it is still there. Raises: BoxBusy while another session holds it, unless forced."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hutch.client import transfer
 from hutch.client.code import RemoteKernels
@@ -15,10 +15,13 @@ from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.code import CodeResult
+from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 
+if TYPE_CHECKING:
+    from hutch.client.ports import RemoteConnection
 FIRST_READY_PAUSE = 0.02
 LONGEST_READY_PAUSE = 0.5
 """Seconds between questions whether a box has been created."""
@@ -105,6 +108,31 @@ class RemoteBox:
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
         await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
+
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "RemoteConnection":
+        from hutch.client.ports import RemoteConnection  # It needs `websockets`, which few callers do.
+
+        self._handle.refuse_if_observing("connect")
+        return await RemoteConnection.open(self._handle, port)
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        return await self._handle.ask(tuple[PortInfo, ...], "GET", "/ports", part="ports", wait=wait or None)
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> Preview:
+        self._handle.refuse_if_observing("url")
+        body = {"public": public, "ttl_sec": ttl_sec}
+        return await self._handle.ask(Preview, "POST", f"/ports/{port}/url", body=body, repeat=Repeat.UNSENT)
+
+    async def previews(self) -> tuple[Preview, ...]:
+        self._handle.refuse_if_observing("previews")
+        return await self._handle.ask(tuple[Preview, ...], "GET", "/previews", part="previews")
+
+    async def revoke(self, preview_id: str) -> None:
+        self._handle.refuse_if_observing("revoke")
+        name = checked_name(preview_id, "preview")
+        await self._handle.ask(type(None), "DELETE", f"/previews/{name}", repeat=Repeat.UNSENT)
 
     # --- code -----------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class OffHutch:
     async def find(self, text: str) -> NoReturn:
         self._refuse("find")
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes instead of an error, so that lists keep working."""
         return ()
 

@@ -266,11 +266,11 @@ class RemoteHutch:
         found: BoxInfo = await self._ask(BoxInfo, "GET", "/v1/find", text=text)
         return found
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes while the server is down, so that lists keep working."""
         try:
             found: tuple[BoxInfo, ...] = await self._ask(
-                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
+                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER, after=after, limit=limit
             )
         except Unavailable:
             return ()

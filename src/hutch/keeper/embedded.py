@@ -187,10 +187,10 @@ class Hutch:
         await self._start()
         return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
-        """Return every box of the store, whoever keeps it, oldest first. This extends no clock."""
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """Return the boxes of the store, whoever keeps them, oldest first. This extends no clock."""
         await self._start()
-        return await self._keeper.views.boxes(LOCAL_OWNER)
+        return await self._keeper.views.boxes(LOCAL_OWNER, after=after, limit=limit)
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """Return the box for observation, without its lease."""

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -47,6 +48,7 @@ from hutch.policy import rights
 from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.ports import Ports, PreviewIssuer
     from hutch.keeper.receipts.ledger import Ledger
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
@@ -134,8 +136,17 @@ class Keeper:
             lambda _: self.capacity.notify_freed(),
             _stop_redacting_later,
             lambda live: self.operations.forget(live.record.id),
+            lambda live: self.ports.forget(live) if "ports" in self.__dict__ else None,
         ]
+        self.previews: PreviewIssuer | None = None
+        """Makes addresses for ports; set by the server that serves them."""
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
+
+    @cached_property
+    def ports(self) -> "Ports":
+        from hutch.keeper.access.ports import Ports  # Most boxes only run commands.
+
+        return Ports(self.states, self.health, self.pauser, self.check_owned, self.config.server)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -238,6 +249,8 @@ class Keeper:
         await self._close_parts()
 
     async def _close_parts(self) -> None:
+        if "ports" in self.__dict__:
+            await self.ports.close()
         await self.hooks.finish()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())

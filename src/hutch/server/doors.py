@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hutch.server.auth import Authenticator
+from hutch.server.previews.door import PreviewDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -47,4 +48,4 @@ def open_doors(service: Service, auth: Authenticator) -> Doors:
     from hutch.server.e2b.door import E2BDoor
     from hutch.server.langbot.door import LangBotDoor
 
-    return Doors((E2BDoor(service, auth), LangBotDoor(service, auth)))
+    return Doors((PreviewDoor(service, auth, service.previews), E2BDoor(service, auth), LangBotDoor(service, auth)))

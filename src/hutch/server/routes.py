@@ -17,6 +17,7 @@ from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
 from hutch.model.mcp import McpServerInfo
 from hutch.model.metrics import Metrics
+from hutch.model.ports import Preview
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
@@ -34,6 +35,7 @@ from hutch.server.handlers import (
     images,
     jobs,
     mcp_servers,
+    ports,
     questions,
     receipts,
     sessions,
@@ -234,6 +236,10 @@ ROUTES = (
     Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, ExecResult, long=True,
           streams={NDJSON: ExecLine, BYTES: bytes}, headers=("Hutch-Operation", "Hutch-Again")),
     Route("DELETE", f"{_BOX}/operations/{{operation}}", commands.cancel, May.CHANGE),
+    Route("GET", f"{_BOX}/ports", ports.list_ports, May.READ, ports.PortList, long=True),
+    Route("POST", f"{_BOX}/ports/{{port}}/url", ports.open_url, May.CHANGE, Preview, status=(201,)),
+    Route("GET", f"{_BOX}/previews", ports.list_previews, May.CHANGE, ports.PreviewList),
+    Route("DELETE", f"{_BOX}/previews/{{preview}}", ports.revoke, May.CHANGE),
     Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
     Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,),
           headers=("Hutch-Operation", "Hutch-Again")),

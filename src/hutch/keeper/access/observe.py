@@ -15,6 +15,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import Edited, FileInfo
+from hutch.model.ports import PortInfo
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -144,6 +145,21 @@ class ObservedBox:
 
     async def usage(self) -> Usage:
         return await (await self._guard.begin()).usage()
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        return await (await self._guard.begin()).ports()
+
+    async def previews(self) -> NoReturn:
+        refuse("previews")
+
+    async def connect(self, port: int) -> NoReturn:
+        refuse("connect")
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> NoReturn:
+        refuse("url")
+
+    async def revoke(self, preview_id: str) -> None:
+        refuse("revoke")
 
     async def info(self) -> BoxInfo:
         self._live.check_not_gone()
