@@ -272,12 +272,15 @@ async def python_keeps_its_variables():
         assert (done.success, done.output, done.error) == (True, "set\n", None), done
         done = await box.python.exec("x * 2 + 2")
         assert done.success and done.output.strip() == "42" and done.data["output"]["text"].strip() == "42", done
+        picture = "class P:\n    def _repr_png_(self):\n        return b'\\x89PNG'\nP()"
+        done = await box.python.exec(picture)
+        assert done.success and done.data["output"]["images"] == [{"image/png": "iVBORw=="}], done
         done = await box.python.exec("1 / 0")
         assert not done.success and "ZeroDivisionError" in done.error, done
         done = await box.python.exec("import time\ntime.sleep(60)", timeout=1)
         assert not done.success and done.error, done
         assert (await box.python.exec("print(x)")).output == "20\n", "the kernel was lost"
-        assert (await box.get_execution_history(exec_type="python")).total == 5
+        assert (await box.get_execution_history(exec_type="python")).total == 6
 
 
 if __name__ == "__main__":

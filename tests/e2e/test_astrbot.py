@@ -43,6 +43,7 @@ def _outcomes(server: Server, script: str) -> dict[str, Any]:
         "strangers_find_nothing",
         "bad_requests_name_their_fault",
         "a_client_that_leaves_ends_its_command",
+        "python_keeps_its_variables",
     ],
 )
 def test_the_bay_sdk(bay: dict[str, Any], scenario: str) -> None:
@@ -63,6 +64,7 @@ def ships(server: Server) -> dict[str, Any]:
         "files_are_read_and_changed",
         "files_are_transferred",
         "strangers_are_refused",
+        "python_keeps_its_variables",
     ],
 )
 def test_the_shipyard_sdk(ships: dict[str, Any], scenario: str) -> None:

@@ -113,8 +113,10 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     client.good("DELETE", f"/v1/boxes/{lasting}")
     good("PATCH /v1/boxes/{box}", box, {"name": "routes"})
     good("DELETE /v1/boxes/{box}/operations/{operation}", f"{box}/operations/none")
-    for path in ("", "/usage", "/lease", "/jobs", "/files"):
+    preview = good("POST /v1/boxes/{box}/ports/{port}/url", f"{box}/ports/8000/url", {})["id"]
+    for path in ("", "/usage", "/lease", "/ports", "/previews", "/jobs", "/files"):
         good(f"GET {template}{path}", box + path)
+    good("DELETE /v1/boxes/{box}/previews/{preview}", f"{box}/previews/{preview}")
     for path, body in (
         ("/exec", {"command": "true"}),
         ("/receipts", {"op": "note.seen"}),
@@ -147,6 +149,13 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     ):
         good(f"POST {template}/files/{name}", f"{box}/files/{name}", body)
     good(f"DELETE {template}/files/content", f"{box}/files/content?path=d&recursive=true")
+
+    good(f"POST {template}/code", f"{box}/code", {"code": "echo hi", "language": "bash"})
+    good(f"GET {template}/kernels", f"{box}/kernels")
+    kernel_id = good(f"POST {template}/kernels", f"{box}/kernels", {"language": "bash"})["id"]
+    for action in ("interrupt", "restart"):
+        good(f"POST {template}/kernels/{{kernel}}/{action}", f"{box}/kernels/{kernel_id}/{action}")
+    good(f"DELETE {template}/kernels/{{kernel}}", f"{box}/kernels/{kernel_id}")
 
     job_id = good(f"POST {template}/jobs", f"{box}/jobs", {"command": "cat", "pty": True})["id"]
     job, one = f"{box}/jobs/{job_id}", template + "/jobs/{job}"

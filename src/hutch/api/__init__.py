@@ -5,7 +5,8 @@ was destroyed, `LeaseLost` once another session took it, `BoxBroken` if its gues
 engine or server cannot be reached.
 """
 
-from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.boxes import Argv, Box, Job, PortConnection, Shell, Stream
+from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
 from hutch.api.hutch import CreatedHook, DestroyedHook, Hutch
 from hutch.api.mcp_servers import McpServers
@@ -20,7 +21,9 @@ __all__ = [
     "Files",
     "Hutch",
     "Job",
+    "Kernels",
     "McpServers",
+    "PortConnection",
     "Questions",
     "Receipts",
     "Shell",

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hutch.client import transfer
+from hutch.client.code import RemoteKernels
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
@@ -13,10 +14,14 @@ from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, dec
 from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
+from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 
+if TYPE_CHECKING:
+    from hutch.client.ports import RemoteConnection
 FIRST_READY_PAUSE = 0.02
 LONGEST_READY_PAUSE = 0.5
 """Seconds between questions whether a box has been created."""
@@ -46,6 +51,7 @@ class RemoteBox:
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
         self._handle = Handle(server, session, info.id, lease, admin=admin)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
+        self.kernels = RemoteKernels(self._handle, checked_name)
         if lease is not None:
             server.add_handle(session, info.id, lease, grant)
 
@@ -102,6 +108,44 @@ class RemoteBox:
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
         await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
+
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "RemoteConnection":
+        from hutch.client.ports import RemoteConnection  # It needs `websockets`, which few callers do.
+
+        self._handle.refuse_if_observing("connect")
+        return await RemoteConnection.open(self._handle, port)
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        return await self._handle.ask(tuple[PortInfo, ...], "GET", "/ports", part="ports", wait=wait or None)
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> Preview:
+        self._handle.refuse_if_observing("url")
+        body = {"public": public, "ttl_sec": ttl_sec}
+        return await self._handle.ask(Preview, "POST", f"/ports/{port}/url", body=body, repeat=Repeat.UNSENT)
+
+    async def previews(self) -> tuple[Preview, ...]:
+        self._handle.refuse_if_observing("previews")
+        return await self._handle.ask(tuple[Preview, ...], "GET", "/previews", part="previews")
+
+    async def revoke(self, preview_id: str) -> None:
+        self._handle.refuse_if_observing("revoke")
+        name = checked_name(preview_id, "preview")
+        await self._handle.ask(type(None), "DELETE", f"/previews/{name}", repeat=Repeat.UNSENT)
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
 
     # --- the box --------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from hutch.client.skills import RemoteSkills
     from hutch.model.metrics import Metrics
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
@@ -48,6 +51,42 @@ class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
     grant: int = 0
 
 
+def following(method: Method) -> Method:
+    """Call the method again at the server that keeps the box, if this server says that another one does."""
+
+    @functools.wraps(method)
+    async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
+        try:
+            return await method(self, *args, **options)
+        except HeldElsewhere as elsewhere:
+            other = self._others.find(elsewhere).for_session(self.session)
+            return await getattr(other, method.__name__)(*args, **options)
+
+    return cast(Method, call)
+
+
+class OtherServers:
+    """Clients of the servers that share a store with the one this object names, made when a box is found there."""
+
+    def __init__(self, connect: "Callable[[str], RemoteHutch]") -> None:
+        self._connect = connect
+        self._clients: dict[str, RemoteHutch] = {}
+
+    def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
+        """Return the client of the server that the error names. Raises the error if it names none."""
+        url = elsewhere.details.get("url")
+        if not isinstance(url, str) or not url:
+            raise elsewhere
+        if url not in self._clients:
+            self._clients[url] = self._connect(url)
+        return self._clients[url]
+
+    async def close(self) -> None:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+
 class RemoteHutch:
     """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
 
@@ -60,14 +99,22 @@ class RemoteHutch:
         on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
+        self._others = OtherServers(lambda other: self._sibling(other, key, ca, rhythm))
         self._server = Server(
-            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected, elsewhere=elsewhere
+            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
+            elsewhere=elsewhere or (lambda error: self._others.find(error).server),
         )  # fmt: skip
         self._own_session = not session
         self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
         self._hooks = ClientHooks(self._read_events)
         self._is_view = False
         """This object is a view for another session. The original object closes the connection."""
+
+    def _sibling(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
+        """Return a client of another server that shares this one's store, for the same session."""
+        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm)
+        client._own_session = self._own_session
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,12 +211,16 @@ class RemoteHutch:
         if template == "task" and not (given.get("task") or given.get("conversation_id")):
             given["task"] = secrets.token_hex(8)  # Chosen here, so that a retry names the same task.
         body = {"template": template, "kind": kind, "values": given, "spec": _plain_spec(dict(spec or {}))}
-        box = self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
+        box = await self._box_of_scope(body)
         try:
             await self._hooks.run_created(box)
             yield box
         finally:
             await box.release()
+
+    @following
+    async def _box_of_scope(self, body: dict[str, Any]) -> RemoteBox:
+        return self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
 
     def _found(self, found: FoundBox) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes, grant=found.grant)
@@ -187,6 +238,7 @@ class RemoteHutch:
         await self._hooks.run_created(box)
         return box
 
+    @following
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         box = await self._attach(box_id, takeover=takeover)
         await self._hooks.run_created(box)
@@ -198,10 +250,12 @@ class RemoteHutch:
         info = await self._ask(BoxInfo, "GET", path)
         return RemoteBox(self._server, self.session, info, grant=int(lease.get("grant", 0)))
 
+    @following
     async def observe(self, box_id: str) -> RemoteBox:
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")
         return RemoteBox(self._server, self.session, info, observing=True)
 
+    @following
     async def administer(self, box_id: str) -> RemoteBox:
         path = f"/v1/boxes/{checked_name(box_id, 'box')}"
         headers = self._headers | {"Hutch-Admin": "yes"}
@@ -222,6 +276,7 @@ class RemoteHutch:
             return ()
         return found
 
+    @following
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         await self._ask(type(None), "DELETE", f"/v1/boxes/{checked_name(box_id, 'box')}", force=force)
 
@@ -230,6 +285,7 @@ class RemoteHutch:
     async def current(self) -> str | None:
         return _id(await self._ask(dict[str, Any], "GET", "/v1/session/current"))
 
+    @following
     async def switch(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         checked_name(box_id, "box")
         await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
@@ -342,6 +398,7 @@ class RemoteHutch:
         if self._is_view:
             return
         await self._hooks.close()
+        await self._others.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._own_session:

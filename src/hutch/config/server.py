@@ -18,6 +18,7 @@ _NUMBERS = (
     "held_mb",
     "read_timeout_sec",
     "max_connections",
+    "max_connections_per_box",
 )
 _LISTS = ("hosts", "origins", "langbot_shared_roots")
 LEAST_HELD_MB = 16
@@ -33,6 +34,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """0 for any free port, which `server.json` then names."""
     socket: str = ""
     """Path of the Unix socket; by default `server.sock` in the run directory."""
+    advertise: str = ""
+    """The URL at which clients reach this very server, where several share a store: others redirect to it."""
     tls_cert: str = ""
     tls_key: str = ""
     hosts: tuple[str, ...] = ()
@@ -58,6 +61,11 @@ class ServerTable(Record, frozen=True, kw_only=True):
     never."""
     max_connections: int = 0
     """Most connections at once; a new one closes the oldest idle one. 0 for as many as there are descriptors."""
+    max_connections_per_box: int = 256
+    """Most connections to the ports of one box at once."""
+    previews: str = ""
+    """Where previews are reached, such as https://previews.example.org: each gets the name PORT-BOX below it, so that
+    name needs a wildcard DNS entry (and certificate). By default http://localhost and the server's port."""
     answer_sec: float = 60.0
     """Seconds that an agent waits for the answer of a person to its question; 0 if nobody is asked."""
     pulls: str = "admin"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from hutch.guest import job_operations
+from hutch.guest import job_operations, ports
 from hutch.guest.channels import Channel, Connection, Fields, Operation
 from hutch.guest.files import driver
 from hutch.guest.files.paths import AT_FDCWD, open_at
@@ -258,6 +258,7 @@ _OPERATIONS: dict[str, Operation] = {
     "view": Guest.view,
     "usage": Guest.usage,
     **job_operations.OPERATIONS,
+    **ports.OPERATIONS,
     **driver.CHANNEL_OPERATIONS,
 }
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -41,12 +42,13 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.ports import Ports, PreviewIssuer
     from hutch.keeper.receipts.ledger import Ledger
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
@@ -134,8 +136,17 @@ class Keeper:
             lambda _: self.capacity.notify_freed(),
             _stop_redacting_later,
             lambda live: self.operations.forget(live.record.id),
+            lambda live: self.ports.forget(live) if "ports" in self.__dict__ else None,
         ]
+        self.previews: PreviewIssuer | None = None
+        """Makes addresses for ports; set by the server that serves them."""
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
+
+    @cached_property
+    def ports(self) -> "Ports":
+        from hutch.keeper.access.ports import Ports  # Most boxes only run commands.
+
+        return Ports(self.states, self.health, self.pauser, self.check_owned, self.config.server)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -238,6 +249,8 @@ class Keeper:
         await self._close_parts()
 
     async def _close_parts(self) -> None:
+        if "ports" in self.__dict__:
+            await self.ports.close()
         await self.hooks.finish()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
@@ -361,20 +374,20 @@ class Keeper:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._held_elsewhere(record)
+                raise await self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._held_elsewhere(record) from faster
+                raise await self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id},
+            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
             remedy="use it from the process that made it, or let that process end first",
         )
 
@@ -463,6 +476,11 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
+        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+            with suppress(Conflict):  # It is in use: the next tick tries again.
+                await self.pauser.pause(live, reason)
+                await self.updater.set_ttl(live, 0.0)
+            return
         await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hutch.server.auth import Authenticator
+from hutch.server.previews.door import PreviewDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -50,4 +51,4 @@ def open_doors(service: Service, auth: Authenticator) -> Doors:
     from hutch.server.langbot.door import LangBotDoor
 
     kinds = (E2BDoor, LangBotDoor, BayDoor, ShipyardDoor)
-    return Doors([kind(service, auth) for kind in kinds])
+    return Doors([PreviewDoor(service, auth, service.previews), *(kind(service, auth) for kind in kinds)])

@@ -123,6 +123,7 @@ async def _serve(
             apps.append(_app(service, mounts, unix=False))
             servers.append((_tcp_server(apps[1], service), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
+            service.previews.listen(url)
         service.metrics.connections = lambda: {
             name: server.open_connections for name, (server, _) in zip(("unix", "tcp"), servers, strict=False)
         }

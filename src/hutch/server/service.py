@@ -17,6 +17,7 @@ from hutch.model.record import Record
 from hutch.policy.rights import Rights
 from hutch.server.http.connections import Connections, descriptors
 from hutch.server.metrics import Metrics
+from hutch.server.previews.issuer import Previews
 from hutch.server.state.budget import Budget
 from hutch.server.state.image_pulls import Pulls
 from hutch.server.state.operations import Operations
@@ -74,6 +75,7 @@ class Service:
         self.presence = Presence()
         self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()
+        self.previews = Previews(keeper, frozenset(host.lower() for host in self.config.server.hosts))
         self.hostings: Hostings
         """MCP servers in boxes; set after construction, because they need the service."""
         self.event_signal = EventSignal()

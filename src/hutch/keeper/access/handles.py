@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable
+from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable, Unsupported
 from hutch.keeper.access.jobs import JobHandle, StreamHandle, command_details
 from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
@@ -23,7 +23,11 @@ from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.code import KernelsHandle
     from hutch.keeper.access.files import GuardedFiles
+    from hutch.keeper.access.ports import BoxStream, PreviewIssuer
+    from hutch.model.code import CodeResult
+    from hutch.model.ports import PortInfo, Preview
 
 
 class BoxHandle:
@@ -218,6 +222,71 @@ class BoxHandle:
             follow=follow,
         )
         return order, tuple(str(each) for each in (clamped, cut) if each)
+
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "BoxStream":
+        async with self.operation("port.connect", {"port": port}):
+            await self.begin()
+            try:
+                return await self._keeper.ports.connect(self._live, port)
+            finally:
+                self.end()
+
+    async def ports(self, *, wait: float = 0.0) -> tuple["PortInfo", ...]:
+        await self.begin()
+        try:
+            return await self._keeper.ports.listening(self._live, wait=wait)
+        finally:
+            self.end()
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> "Preview":
+        async with self.operation("preview.open", {"port": port, "public": public, "ttl_sec": ttl_sec}) as operation:
+            await self.begin()
+            try:
+                self._keeper.ports.watch(self._live)
+                preview = await self._issuer.issue(self._live, port, public=public, ttl_sec=ttl_sec)
+                operation.note(preview=preview.id)
+                return preview
+            finally:
+                self.end()
+
+    async def previews(self) -> tuple["Preview", ...]:
+        self._live.check_not_gone()
+        return await self._issuer.of_box(self._live.record.id) if self._keeper.previews is not None else ()
+
+    async def revoke(self, preview_id: str) -> None:
+        self._live.check_not_gone()
+        async with self.operation("preview.revoke", {"preview": preview_id}):
+            await self._issuer.revoke(self._live.record.id, preview_id)
+
+    @property
+    def _issuer(self) -> "PreviewIssuer":
+        if self._keeper.previews is None:
+            raise Unsupported(
+                "previews are served by a server, and this process is none", op="url",
+                remedy="start `hutch serve`, which this program then uses; `connect` works without it",
+            )  # fmt: skip
+        return self._keeper.previews
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def kernels(self) -> "KernelsHandle":
+        from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
+
+        return KernelsHandle(self, self._live)
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> "CodeResult":
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> "CodeResult":  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
 
     # --- the box --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from hutch.errors import Unsupported
 from hutch.keeper.access.handles import BoxHandle
 from hutch.model.results import Cause, Result
 from hutch.server.bay.paths import WORKSPACE
@@ -51,10 +50,7 @@ async def run_shell(
 
 async def run_python(box: BoxHandle, code: str, *, timeout: float) -> PythonOutcome:
     """Run Python in the box's kernel, whose variables stay from one call to the next."""
-    python = getattr(box, "python", None)
-    if python is None:
-        raise Unsupported("this server has no Python kernels", op="python", details={"capability": "python"})
-    result = await python(code, timeout=timeout)
+    result = await box.python(code, timeout=timeout)
     error = result.error
     told = None if error is None else error.traceback or f"{error.name}: {error.value}"
     if error is None and not result.ok:

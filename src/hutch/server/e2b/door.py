@@ -15,13 +15,16 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, filesystem, processes, transfers
-from hutch.server.e2b.connect import Nothing, ServerStream, Unary, serve_stream, serve_unary
+from hutch.server.e2b import control, transfers
+from hutch.server.e2b.agent import methods
+from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
+from hutch.server.e2b.metrics import agent_metrics
 from hutch.server.e2b.requests import SESSION, Request
 from hutch.server.e2b.sandboxes import Sandboxes
+from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
@@ -30,21 +33,6 @@ ENVD_PORT: Final = "49983"
 INTERPRETER_PORT: Final = "49999"
 _FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
 _SANDBOX = b"e2b-sandbox-id"
-
-METHODS: dict[str, Unary | ServerStream] = {
-    "/process.Process/Start": ServerStream(processes.StartMessage, processes.start, processes.KEEPALIVE),
-    "/process.Process/Connect": ServerStream(processes.ProcessMessage, processes.connect, processes.KEEPALIVE),
-    "/process.Process/List": Unary(Nothing, processes.list_processes),
-    "/process.Process/SendInput": Unary(processes.InputMessage, processes.send_input),
-    "/process.Process/CloseStdin": Unary(processes.ProcessMessage, processes.close_stdin),
-    "/process.Process/SendSignal": Unary(processes.SignalMessage, processes.send_signal),
-    "/process.Process/Update": Unary(processes.UpdateMessage, processes.update),
-    "/filesystem.Filesystem/Stat": Unary(filesystem.PathMessage, filesystem.stat),
-    "/filesystem.Filesystem/ListDir": Unary(filesystem.ListMessage, filesystem.list_dir),
-    "/filesystem.Filesystem/MakeDir": Unary(filesystem.PathMessage, filesystem.make_dir),
-    "/filesystem.Filesystem/Move": Unary(filesystem.MoveMessage, filesystem.move),
-    "/filesystem.Filesystem/Remove": Unary(filesystem.PathMessage, filesystem.remove),
-}
 
 
 class E2BDoor:
@@ -56,6 +44,7 @@ class E2BDoor:
         self._service = service
         self._auth = auth
         self._sandboxes = Sandboxes(service)
+        self._methods = methods(Watchers())
 
     def claims(self, scope: Scope) -> bool:
         if scope["type"] != "http":
@@ -127,7 +116,9 @@ class E2BDoor:
         if request.path == "/health":
             await request.find_running()
             return Answer(204)
-        method = METHODS.get(request.path)
+        if request.path == "/metrics":
+            return await agent_metrics(request)
+        method = self._methods.get(request.path)
         if method is None:
             raise Unsupported(f"{request.path} is not a part of the E2B protocol that this server speaks")
         if isinstance(method, Unary):
