@@ -93,8 +93,8 @@ async def create(request: Request) -> Answer:
 
 
 def refuse_unenforced(body: NewSandbox) -> None:
-    """Refuse every option that nothing here would enforce."""
-    for name, value in (("network", body.network), ("mcp", body.mcp), ("iam", body.iam)):
+    """Refuse every option that nothing here would enforce. `mcp` only tells the server what the SDK does next."""
+    for name, value in (("network", body.network), ("iam", body.iam)):
         if value:
             raise Unsupported(f"{name} is not supported by this server", remedy=f"leave out {name}")
     if body.auto_pause_memory is False:

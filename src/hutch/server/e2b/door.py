@@ -15,7 +15,7 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, transfers
+from hutch.server.e2b import control, interpreter, transfers
 from hutch.server.e2b.agent import methods
 from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
@@ -93,7 +93,7 @@ class E2BDoor:
         call = request.call
         self._auth.check_origin(call.headers, scope["scheme"])
         signed = request.path == "/files" and not call.header("x-access-token")
-        if request.sandbox and request.path == "/health":
+        if request.sandbox and self._is_open(request):
             request.name_sandbox(request.sandbox)
             await self._authenticate_by_id(request)
         elif signed:
@@ -111,6 +111,11 @@ class E2BDoor:
     async def _dispatch(self, request: Request, send: Send) -> Answer | None:
         if not request.sandbox:
             return await control.serve(request)
+        port = request.call.header("e2b-sandbox-port") or ENVD_PORT
+        if port == INTERPRETER_PORT:
+            return await interpreter.serve(request, send)
+        if port != ENVD_PORT:
+            raise Unsupported("ports of a sandbox are not reached by headers", remedy="use the port's own host name")
         if request.path == "/files":
             return await transfers.serve(request, send)
         if request.path == "/health":
@@ -170,8 +175,16 @@ class E2BDoor:
                     return
         raise Unauthenticated("invalid signature")
 
+    def _is_open(self, request: Request) -> bool:
+        """Whether the protocol lets everybody who knows a sandbox's id do this: ask for its health, see contexts.
+
+        The SDKs send no token with these. An id has a hundred random bits, so it cannot be guessed.
+        """
+        contexts = request.path.startswith("/contexts") and request.call.header("e2b-sandbox-port") == INTERPRETER_PORT
+        return request.path == "/health" or contexts
+
     async def _authenticate_by_id(self, request: Request) -> None:
-        """Let whoever knows the id of a sandbox ask whether it runs, as the protocol does; nothing else."""
+        """Act with the rights of the sandbox's owner for whoever knows its id."""
         self._auth.count_anonymous(request.client)
         live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
         if live is None:

@@ -5,7 +5,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.model.spec import NetworkMode, Spec
 
 HOME = "/home/user"
-BUILT_IN = {"base": "app", "code-interpreter-v1": "app", "desktop": "desktop"}
+BUILT_IN = {"base": "e2b", "code-interpreter-v1": "e2b", "desktop": "desktop"}
 """From each template of the SDKs to the profile that it is a box of."""
 
 
