@@ -50,5 +50,10 @@ def open_doors(service: Service, auth: Authenticator) -> Doors:
     from hutch.server.e2b.door import E2BDoor
     from hutch.server.langbot.door import LangBotDoor
 
-    kinds = (E2BDoor, LangBotDoor, BayDoor, ShipyardDoor)
-    return Doors([PreviewDoor(service, auth, service.previews), *(kind(service, auth) for kind in kinds)])
+    return Doors([
+        E2BDoor(service, auth),
+        PreviewDoor(service, auth, service.previews),
+        LangBotDoor(service, auth),
+        BayDoor(service, auth),
+        ShipyardDoor(service, auth),
+    ])  # fmt: skip
