@@ -129,6 +129,14 @@ class Instance(ABC):
     def files(self) -> "Files":
         """The files inside the box, with the rights of the box's user."""
 
+    def files_as(self, user: str) -> "Files":
+        """Return the files with the rights of another user.
+
+        Raises:
+            Unsupported: This engine has the box's user only.
+        """
+        raise Unsupported(f"files of this engine's boxes are its user's, not {user!r}'s", op="files")
+
     @abstractmethod
     async def run(self, command: Command) -> Result:
         """Run a command to its end and return whatever it did. Cancelling the call kills its process group.

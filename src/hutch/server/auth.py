@@ -158,6 +158,17 @@ class Authenticator:
             key_id=key_id, role=role, owner=owner, session=session, over_all=_over_all(headers, role), rights=rights
         )  # fmt: skip
 
+    async def trust(self, key_id: str, session: str) -> Caller | None:
+        """The caller behind a credential that names a key and was checked already; None if the key is revoked.
+
+        Doors give out such credentials: they end with the key, and act within its rights.
+        """
+        key = await self._keys.known(key_id)
+        if key is None:
+            return None
+        self._count(self._key_buckets, key.id, "with this key")
+        return Caller(key_id=key.id, role=key.role, owner=key.owner, session=session, rights=self._rights(key))
+
     def _rights(self, key: Key) -> Rights:
         """The rights of a key; an admin acts for the operator and is not restricted."""
         return UNBOUND if key.role is Role.ADMIN else narrowed(self._rights_of(key.owner), key.id, key.rights)

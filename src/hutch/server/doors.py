@@ -44,4 +44,6 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
-    return Doors()
+    from hutch.server.e2b.door import E2BDoor
+
+    return Doors((E2BDoor(service, auth),))

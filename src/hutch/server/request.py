@@ -194,16 +194,19 @@ class Call:
         The body must have been read, because a disconnect is received only after it. Raises ClientDisconnected.
         """
         disconnect = asyncio.ensure_future(self._wait_for_disconnect())
+        working = True
         try:
             async with asyncio.timeout(None) as scope:
 
                 def cancel(_: object) -> None:
-                    scope.reschedule(0.0)
+                    if working:  # The end of an answer counts as a disconnect too, and both may come in one turn.
+                        scope.reschedule(0.0)
 
                 disconnect.add_done_callback(cancel)
                 try:
                     return await work
                 finally:
+                    working = False
                     disconnect.remove_done_callback(cancel)
         except TimeoutError:
             if not scope.expired():

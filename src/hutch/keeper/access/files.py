@@ -36,8 +36,13 @@ class Guard(Protocol):
 class GuardedFiles:
     """The `Files` protocol over a handle. Receipts are written except for `stat` and `exists`, which programs poll."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, user: str | None = None) -> None:
+        """`user` names another user than the box's own, with whose rights the files are used."""
         self._guard = guard
+        self._user = user
+
+    def _of(self, instance: Instance) -> "Files":
+        return instance.files if self._user is None else instance.files_as(self._user)
 
     async def _record(
         self, op: str, work: "Callable[[Files], Awaitable[T]]", changed: tuple[str, ...] | None = None,
@@ -50,7 +55,7 @@ class GuardedFiles:
     async def _do(self, work: "Callable[[Files], Awaitable[T]]") -> T:
         instance = await self._guard.begin()
         try:
-            return await work(instance.files)
+            return await work(self._of(instance))
         except HutchError as error:
             await self._guard.failed(error)
             raise
@@ -75,7 +80,7 @@ class GuardedFiles:
             instance = await self._guard.begin()
             read = 0
             try:
-                async for piece in instance.files.open(path, offset=offset, limit=limit):
+                async for piece in self._of(instance).open(path, offset=offset, limit=limit):
                     read += len(piece)
                     yield piece
             finally:
@@ -163,7 +168,7 @@ class GuardedFiles:
         )  # fmt: skip
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> "GuardedWatch":
-        return GuardedWatch(self._guard, path, recursive=recursive)
+        return GuardedWatch(self._guard, self._of, path, recursive=recursive)
 
     async def copy_in(self, source: str | Path, target: str) -> int:
         return await self._record(
@@ -209,7 +214,7 @@ class GuardedFiles:
         async with self._guard.operation(f"files.{op}", details):
             instance = await self._guard.begin()
             try:
-                async for row in work(streaming(instance.files)):
+                async for row in work(streaming(self._of(instance))):
                     yield row
             except HutchError as error:
                 await self._guard.failed(error)
@@ -230,7 +235,7 @@ class GuardedFiles:
         async with self._guard.operation("files.copy_out", {"source": source}):
             instance = await self._guard.begin()
             try:
-                async for piece in streaming(instance.files).pack(source):
+                async for piece in streaming(self._of(instance)).pack(source):
                     yield piece
             finally:
                 self._guard.end()
@@ -250,8 +255,9 @@ def streaming(files: "Files") -> GuestFiles:
 class GuardedWatch:
     """A watch that pins its box from its start until it is closed. Enter it, or await its first change."""
 
-    def __init__(self, guard: "Guard", path: str, *, recursive: bool) -> None:
+    def __init__(self, guard: "Guard", files: "Callable[[Instance], Files]", path: str, *, recursive: bool) -> None:
         self._guard = guard
+        self._files = files
         self._path = path
         self._recursive = recursive
         self._inner: Watch | None = None
@@ -286,7 +292,7 @@ class GuardedWatch:
                 await stack.enter_async_context(self._guard.operation("files.watch", details))
                 instance = await self._guard.begin()
                 stack.callback(self._guard.end)
-                watch = instance.files.watch(self._path, recursive=self._recursive)
+                watch = self._files(instance).watch(self._path, recursive=self._recursive)
                 self._inner = await stack.enter_async_context(watch)
                 self._held = stack.pop_all()
         return self._inner
