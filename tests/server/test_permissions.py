@@ -72,6 +72,15 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
     f"POST {_BOX}/stop": Try(),
+    f"GET {_BOX}/checkpoints": Try(),
+    f"POST {_BOX}/checkpoints": Try(body={"name": "harm"}),
+    f"DELETE {_BOX}/checkpoints/{{checkpoint}}": Try(),
+    f"POST {_BOX}/rollback": Try(body={"checkpoint": "{checkpoint}", "kill": True}),
+    f"POST {_BOX}/undo": Try(body={"kill": True}),
+    f"GET {_BOX}/diff": Try(reads=False),
+    f"POST {_BOX}/fork": Try(body={"count": 1}),
+    f"POST {_BOX}/merge": Try(body={"fork": "{box}"}),
+    f"POST {_BOX}/attempt": Try(body={"command": HARM}),
     f"GET {_BOX}/lease": Try(),
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
@@ -201,13 +210,14 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        client.good("POST", f"{self.at}/checkpoints", {"name": "victim-state"})
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
         _, question = self._asking.__enter__()
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
-            "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
+            "chat": "victim-chat", "operation": "victimoperation", "checkpoint": "victim-state", "skill": "victim-skill", "group": "victim-group",
             "mcp_server": "victim-mcp",
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
@@ -397,7 +407,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
-             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
+             "idempotency": "i", "chat": "c", "operation": "o", "checkpoint": "victim-state", "epoch": "1",
              "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m"}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]

@@ -25,7 +25,7 @@ ACCEPT_RETRY_SECONDS = 0.2
 HOLD_SECONDS = 120
 """How long a guest stands still at most, if the process that switches the box's files hangs."""
 MAX_BUSY_SHOWN = 20
-_HARMLESS = ("watch", "read", "follow", "wait", "hold")
+_HARMLESS = ("files.watch", "read", "follow", "wait", "hold")
 """Operations that hold no file of the box open, or may be ended when its files are switched."""
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 _CLOSE_RANGE = 436  # close_range(2) has the same number on every architecture
@@ -270,9 +270,9 @@ class Guest:
         if busy or not fields.get("wait"):
             return
         for other in others:
-            if other.op == "watch":  # inotify would go on watching the old view, where nothing changes any more
+            if other.op == "files.watch":  # inotify would go on watching the old view, where nothing changes any more
                 stop = other.on_cancel
-                other.fail(Failure("conflict", "the box's files were switched", remedy="watch again"))
+                other.fail(Failure("conflict", "the box's files were switched", remedy="watch again", switched=True))
                 if stop is not None:
                     stop()
         waiting = select.poll()

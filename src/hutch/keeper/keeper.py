@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -19,6 +20,7 @@ from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.create import Creator
 from hutch.keeper.boxes.destroy import Hook, Teardown, Unless
 from hutch.keeper.boxes.health import Health
+from hutch.keeper.boxes.layers import LayerKeeper
 from hutch.keeper.boxes.live import FoundBox, Live, gone
 from hutch.keeper.boxes.pause import Pauser
 from hutch.keeper.boxes.pool import Pool, PoolClaims
@@ -120,6 +122,11 @@ class Keeper:
         self.updater = Updater(
             config, self.states, self.engines, self.capacity, self.check_owned, self._make_persistent
         )
+        self.layers = LayerKeeper(
+            self.states, store, self._live, most=config.checkpoints_max, days=config.checkpoints_days,
+            check_owned=self.check_owned,
+            destroy=lambda live, reason: self.teardown.destroy(live, reason, EventCause.CREATION_FAILED),
+        )  # fmt: skip
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
         self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
@@ -316,6 +323,15 @@ class Keeper:
             raise
         self._clocks.start()
         return live
+
+    async def fork(self, live: Live, session: str, count: int, checkpoint: str) -> tuple[Live, ...]:
+        """Make boxes that begin with the files of another, leased to `session`. All of them or none."""
+        rights.require(rights.current(), Action.CREATE)
+        made = await self.layers.fork(live, count, checkpoint, partial(self.creator.fork, lease=self._lease(session)))
+        for fork in made:
+            await self.skill_mounts.ensure_shown(fork)
+            await self._run_created_hooks(fork)
+        return made
 
     async def _run_created_hooks(self, live: Live) -> None:
         """Run the `created` hooks until they have succeeded once.

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from hutch.errors import Unsupported
+from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.results import Result
@@ -67,6 +69,12 @@ class Diff(Record, frozen=True, kw_only=True):
     """Directories that were not compared, because they lie on the host or in a volume."""
 
 
+class Forks(Record, frozen=True, kw_only=True):
+    """The boxes that a fork has made."""
+
+    boxes: tuple[BoxInfo, ...]
+
+
 class Merge(Record, frozen=True, kw_only=True):
     """The changes of a fork that its parent has now."""
 
@@ -95,3 +103,11 @@ class Rollback(Record, frozen=True, kw_only=True):
     checkpoint: str
     left_out: tuple[str, ...] = ()
     """Directories that were not rolled back, because they lie on the host or in a volume."""
+
+
+def no_live_fork() -> Unsupported:
+    """The error for a fork that should carry running kernels along."""
+    return Unsupported(
+        "a fork carries files, not running processes", op="fork",
+        remedy="leave out kernel, and run in each fork what it needs",
+    )  # fmt: skip

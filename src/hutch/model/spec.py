@@ -26,6 +26,12 @@ class Retention(StrEnum):
     PERSISTENT = "persistent"
 
 
+class AutoCheckpoint(StrEnum):
+    OFF = "off"
+    EXEC = "exec"
+    """A checkpoint before each command, to which `Box.undo` goes back."""
+
+
 class Isolation(StrEnum):
     """How strongly a provider isolates boxes, weakest first."""
 
@@ -101,6 +107,8 @@ class Spec(Record, frozen=True, kw_only=True):
     name: str | None = None
     skills: str | None = None
     """Which skills it shows: "all" of its owner, "none", or the name of a group."""
+    auto_checkpoint: AutoCheckpoint | None = None
+    """Whether each command is a step that can be undone."""
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -141,6 +149,7 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     name: str
     min_isolation: Isolation = Isolation.NAMESPACES
     skills: str = "all"
+    auto_checkpoint: AutoCheckpoint = AutoCheckpoint.OFF
     adjustments: tuple[Adjustment, ...] = ()
 
     def shown(self) -> "EffectiveSpec":

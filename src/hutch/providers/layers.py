@@ -47,7 +47,9 @@ class Layers(ABC):
         """Return what differs from `start` to `end` and whether that is cut off; "" is the present state."""
 
     @abstractmethod
-    async def merge(self, fork: "Instance", start: str, fork_start: str, fork_end: str, keep: tuple[str, ...]) -> tuple[str, ...]:
+    async def merge(
+        self, fork: "Instance", start: str, fork_start: str, fork_end: str, keep: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """Bring what a fork changed from `fork_start` to `fork_end` into this box, whose state was `start` then.
 
         Return the paths.

@@ -34,6 +34,7 @@ _TEXT = "text/plain"
 _PATH_VARIABLES = {
     "box": ("The id of a box.", "^[a-z0-9]{20}$"),
     "job": ("The id of a job of this box.", "^[a-zA-Z0-9_-]{1,64}$"),
+    "checkpoint": ("The id or name of a checkpoint of this box.", f"^{NAME.pattern}$"),
     "operation": ("The name given in Hutch-Operation.", "^[a-zA-Z0-9]{1,64}$"),
     "key": ("The id of a key, never the key itself.", "^k[0-9a-f]{12}$"),
     "volume": ("The name of a volume.", f"^{NAME.pattern}$"),

@@ -93,9 +93,7 @@ class NativeLayers(Layers):
 
     async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:
         """Give this new box the state of another, and return the state's name here."""
-        answer = await self._request(
-            "adopt", list(trees), trees=count, plain=len(trees) - count, state=_layers(state)
-        )
+        answer = await self._request("adopt", list(trees), trees=count, plain=len(trees) - count, state=_layers(state))
         self._check_idle(answer)
         return _state(answer["state"])
 

@@ -54,9 +54,7 @@ class _PartMerge:
         self._base = stack.enter_context(mounted(f"base{part}", base, lowest, part))
         self._ours_top = stack.enter_context(mounted(f"ours{part}", ours, lowest, part))
         self._theirs_top = stack.enter_context(mounted(f"theirs{part}", theirs, lowest, part))
-        self._ours = {
-            each.path: each for each in differences(self._base, self._ours_top, touched(base, ours, part))
-        }
+        self._ours = {each.path: each for each in differences(self._base, self._ours_top, touched(base, ours, part))}
         self._theirs = {
             each.path: each for each in differences(self._base, self._theirs_top, touched(theirs_base, theirs, part))
         }
@@ -74,9 +72,7 @@ class _PartMerge:
     def conflicts(self) -> list[str]:
         found = [each.path for each in self.wanted if each.path in self._ours]
         found += self._below_removed(self.wanted, self._ours)
-        found += self._below_removed(
-            [each for each in self._ours.values() if not self._same_ours(each)], self._theirs
-        )
+        found += self._below_removed([each for each in self._ours.values() if not self._same_ours(each)], self._theirs)
         return sorted(set(found))
 
     def _same_ours(self, ours: Difference) -> bool:

@@ -112,7 +112,7 @@ def _merged(sources: list[str]) -> dict[str, list[str]]:
 
 def _directories(paths: list[str]) -> tuple[list[str], bool]:
     """The directories of one name that are seen together, and whether they hide what lies below."""
-    seen = []
+    seen: list[str] = []
     for path in paths:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return seen, True  # a file or a deletion, which hides whatever is deeper
