@@ -238,6 +238,7 @@ class Victim:
             "files": {path: look.call("GET", f"{self.at}/files/content?path={path}").body for path in paths},
             "jobs": look.good("GET", f"{self.at}/jobs"),
             "terminal": look.good("GET", f"{self.at}/jobs/{self.names['job']}/output"),
+            "checkpoints": look.good("GET", f"{self.at}/checkpoints"),
             "volumes": look.good("GET", "/v1/volumes"),
             "boxes": [each["id"] for each in look.good("GET", "/v1/boxes")["boxes"]],
             "receipts": [
