@@ -39,7 +39,7 @@ class OffHutch:
     def box(self, **spec: Any) -> AbstractAsyncContextManager[Any]:
         self._refuse("create")
 
-    async def create(self, *, key: str = "", **spec: Any) -> NoReturn:
+    async def create(self, *, key: str = "", wait: bool = True, **spec: Any) -> NoReturn:
         self._refuse("create")
 
     def box_for(
@@ -55,6 +55,9 @@ class OffHutch:
 
     async def observe(self, box_id: str) -> NoReturn:
         self._refuse("observe")
+
+    async def administer(self, box_id: str) -> NoReturn:
+        self._refuse("administer")
 
     async def find(self, text: str) -> NoReturn:
         self._refuse("find")
@@ -100,6 +103,19 @@ class OffHutch:
     def skills(self) -> NoReturn:
         self._refuse("skills")
 
+    @property
+    def mcp_servers(self) -> NoReturn:
+        self._refuse("mcp_servers")
+
+    async def on_created(self, hook: object) -> NoReturn:
+        self._refuse("on_created")
+
+    async def on_destroyed(self, hook: object) -> NoReturn:
+        self._refuse("on_destroyed")
+
+    async def metrics(self) -> NoReturn:
+        self._refuse("metrics")
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         self._refuse("events")
 
@@ -111,6 +127,9 @@ class OffHutch:
         return Status(
             state=Condition.DISABLED, enabled=False, available=False, reason=reason, remedy="set enabled = true"
         )
+
+    async def shutdown(self) -> None:
+        """Do nothing, since nothing is open."""
 
     async def close(self) -> None:
         """Do nothing, since nothing is open."""

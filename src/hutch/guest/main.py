@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from hutch.guest import job_operations
+from hutch.guest import job_operations, ports
 from hutch.guest.channels import Channel, Connection, Fields, Operation
 from hutch.guest.files import driver
 from hutch.guest.files.paths import AT_FDCWD, open_at
@@ -298,6 +298,7 @@ _OPERATIONS: dict[str, Operation] = {
     "usage": Guest.usage,
     "hold": Guest.hold,
     **job_operations.OPERATIONS,
+    **ports.OPERATIONS,
     **driver.CHANNEL_OPERATIONS,
 }
 

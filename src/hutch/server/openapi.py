@@ -35,6 +35,8 @@ _PATH_VARIABLES = {
     "box": ("The id of a box.", "^[a-z0-9]{20}$"),
     "job": ("The id of a job of this box.", "^[a-zA-Z0-9_-]{1,64}$"),
     "checkpoint": ("The id or name of a checkpoint of this box.", f"^{NAME.pattern}$"),
+    "port": ("A TCP port inside the box.", "^[1-9][0-9]{0,4}$"),
+    "preview": ("The id of a preview of this box.", "^p[0-9a-f]{16}$"),
     "operation": ("The name given in Hutch-Operation.", "^[a-zA-Z0-9]{1,64}$"),
     "key": ("The id of a key, never the key itself.", "^k[0-9a-f]{12}$"),
     "volume": ("The name of a volume.", f"^{NAME.pattern}$"),
@@ -42,6 +44,7 @@ _PATH_VARIABLES = {
     "question": ("The id of an open question.", "^[0-9a-f]{16}$"),
     "image": ("The digest of an image, or its beginning.", "^sha256:[0-9a-f]{8,64}$"),
     "name": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
+    "kernel": ("The id of a kernel of this box.", "^[a-zA-Z0-9_-]{1,80}$"),
     "mcp_server": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
     "group": ("The name of a group of skills.", f"^{NAME.pattern}$"),
 }

@@ -103,6 +103,7 @@ async def _serve(
 ) -> None:
     config = keeper.config
     service = Service(keeper)
+    service.stop_requested = stop_requested
     await asyncio.to_thread(service.spool.clear)
     first_key = await _create_first_key(service, report)
     await _report_default_rights(service, report)
@@ -122,6 +123,7 @@ async def _serve(
             apps.append(_app(service, mounts, unix=False))
             servers.append((_tcp_server(apps[1], service), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
+            service.previews.listen(url)
         service.metrics.connections = lambda: {
             name: server.open_connections for name, (server, _) in zip(("unix", "tcp"), servers, strict=False)
         }
@@ -151,7 +153,7 @@ async def _serve(
             await asyncio.wait(unfinished, timeout=table.drain_sec)
         starting.cancel()
         await hostings.close()
-        await service.creations.finish(table.drain_sec)
+        await service.keeper.creations.finish(table.drain_sec)
         await service.operations.finish()
     finally:
         for _, listening in servers:
@@ -197,7 +199,7 @@ class EmbeddedServer:
         for _, stop_requested in self._running:
             stop_requested.set()
         await asyncio.gather(*(task for task, _ in self._running))
-        await self._service.creations.finish(self._service.config.server.drain_sec)
+        await self._service.keeper.creations.finish(self._service.config.server.drain_sec)
         await self._service.operations.finish()
 
 

@@ -73,7 +73,7 @@ class HandleLayers:
         from hutch.keeper.access.handles import BoxHandle
 
         async with self._operation("fork", {"count": count, "checkpoint": checkpoint}) as operation:
-            made = await self._keeper.fork(self._live, self._session, count, checkpoint)
+            made = await self._layers.fork(self._live, self._session, count, checkpoint)
             operation.note(forks=", ".join(fork.record.id for fork in made))
         return tuple(BoxHandle(self._keeper, fork, self._session) for fork in made)
 

@@ -17,7 +17,7 @@ from hutch.keeper.boxes.records import SCOPE_KEY, BoxRecord
 from hutch.logs import log
 from hutch.model.boxes import EventCause
 from hutch.model.results import JobState
-from hutch.model.spec import EffectiveSpec
+from hutch.model.spec import EffectiveSpec, TtlAction
 from hutch.model.state import State
 from hutch.providers.base import Instance, Provider
 
@@ -52,8 +52,11 @@ def orphan_grace(config: Config, spec: EffectiveSpec, key: str) -> float:
 
 
 def own_ttl(spec: EffectiveSpec, created_at: float) -> float:
-    """Seconds from now until the box's own clock ends it, after the keeper's grace; 0 means never."""
-    if not spec.ttl_sec:
+    """Seconds from now until the box's own clock ends it, after the keeper's grace; 0 means never.
+
+    Only a keeper can pause a box, so one that is to be paused does not end without a keeper.
+    """
+    if not spec.ttl_sec or spec.ttl_action is TtlAction.PAUSE:
         return 0.0
     return max(0.0, created_at + spec.ttl_sec - time.time()) + GRACE_SECONDS
 

@@ -9,52 +9,39 @@ the next operation drops.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, HutchError, Invalid, NotFound, QuotaExceeded
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord, ForkOrigin, ForkRecord, StoredCheckpoint
-from hutch.keeper.boxes.states import States
 from hutch.keeper.locks import KeyedLocks, run_uncancelled
-from hutch.keeper.store.store import Store
-from hutch.model.ids import BoxId, is_name
+from hutch.model.boxes import EventCause
+from hutch.model.ids import is_name
 from hutch.model.layers import Checkpoint, Diff, Merge, Rollback, Way
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
+from hutch.policy import rights
+from hutch.policy.rights import Action
 from hutch.providers.layers import Frozen, Layers
+
+if TYPE_CHECKING:
+    from hutch.keeper.keeper import Keeper
 
 MAX_FORKS = 64
 """Most forks of one call."""
 _FORKS_AT_ONCE = 8
 
-T = TypeVar("T")
-ForkBox = Callable[[Live, str], Awaitable[tuple[Live, str]]]
-"""Makes a box that begins with a state of another; returns it with the name of that state in the new box."""
-
 
 class LayerKeeper:
     """Keeps the states of the boxes' files. Operations on one box take turns."""
 
-    def __init__(
-        self,
-        states: States,
-        store: Store,
-        boxes: Mapping[BoxId, Live],
-        *,
-        most: int,
-        days: float,
-        check_owned: Callable[[Live], None],
-        destroy: Callable[[Live, str], Awaitable[object]],
-    ) -> None:
-        """`most` and `days` bound the checkpoints of a box by number and age. `boxes` are the keeper's own."""
-        self._states = states
-        self._store = store
-        self._most = most
-        self._days = days
-        self._boxes = boxes
-        self._check_owned = check_owned
-        self._destroy = destroy
+    def __init__(self, keeper: "Keeper") -> None:
+        self._keeper = keeper
+        self._states = keeper.states
+        self._store = keeper.store
+        self._most = keeper.config.checkpoints_max
+        self._days = keeper.config.checkpoints_days
         self._locks = KeyedLocks()
 
     # --- checkpoints ------------------------------------------------------------------------------------------
@@ -138,8 +125,12 @@ class LayerKeeper:
 
     # --- forks ------------------------------------------------------------------------------------------------
 
-    async def fork(self, live: Live, count: int, wanted: str, make: ForkBox) -> tuple[Live, ...]:
-        """Make boxes that begin with a checkpoint of this one, or with its present files. All of them or none."""
+    async def fork(self, live: Live, session: str, count: int, wanted: str) -> tuple[Live, ...]:
+        """Make boxes that begin with a checkpoint of this one, or with its present files, leased to `session`.
+
+        All of them or none.
+        """
+        rights.require(rights.current(), Action.CREATE)
         if not 1 <= count <= MAX_FORKS:
             raise Invalid(f"{count} forks cannot be made at once", op="fork", remedy=f"ask for 1 to {MAX_FORKS}")
         async with self._locks.lock(live.record.id):
@@ -152,7 +143,7 @@ class LayerKeeper:
 
             async def one() -> None:
                 async with turns:
-                    fork, start = await make(live, state)
+                    fork, start = await self._keeper.creator.fork(live, state, self._keeper.new_lease(session))
                     made.append(fork)
                     origin = ForkOrigin(box_id=live.record.id, state=state, start=start)
                     await self._write(fork, f"forked from {live.record.id}", origin=origin)
@@ -164,12 +155,18 @@ class LayerKeeper:
                 await self._write(live, f"forked {count} times", forks=await self._forks(live, made, state))
             except BaseException as error:
                 for fork in made:
-                    await run_uncancelled(_ignoring(self._destroy(fork, "its fork failed")))
+                    await run_uncancelled(_ignoring(self._destroy(fork)))
                 if isinstance(error, BaseExceptionGroup):
                     raise error.exceptions[0] from error
                 raise
         await self._register_ancestors(live, made)
+        for fork in made:
+            await self._keeper.skill_mounts.ensure_shown(fork)
+            await self._keeper.hooks.run_created(fork)
         return tuple(made)
+
+    def _destroy(self, fork: Live) -> Awaitable[object]:
+        return self._keeper.teardown.destroy(fork, "another fork failed", EventCause.CREATION_FAILED)
 
     async def _forks(self, live: Live, made: list[Live], state: str) -> tuple[ForkRecord, ...]:
         """The forks that still live, with the new ones."""
@@ -182,7 +179,7 @@ class LayerKeeper:
         origin, seen = live.record.origin, {live.record.id}
         while origin is not None and origin.box_id not in seen:
             seen.add(origin.box_id)
-            above = self._boxes.get(origin.box_id)
+            above = self._keeper.held(origin.box_id)
             if above is None:
                 return
             await self._write(above, "", forks=await self._forks(above, made, origin.state))
@@ -218,7 +215,7 @@ class LayerKeeper:
 
     def _layers(self, live: Live) -> Layers:
         """The engine's part, for a box that runs."""
-        self._check_owned(live)
+        self._keeper.check_owned(live)
         if live.record.state is not State.RUNNING:
             raise Conflict(
                 f"box {live.record.id} is {live.record.state}", details={"state": str(live.record.state)},

@@ -94,9 +94,14 @@ class MemoryStore:
             return False
         if (record.owner, record.spec.name) != (current.owner, current.spec.name):
             self._check_name(record)
+        key, old_key = (record.owner, record.idempotency_key), (current.owner, current.idempotency_key)
+        if record.idempotency_key and self._keys.get(key, record.id) != record.id:
+            raise key_taken(record)
         self._boxes[record.id] = record
+        if key != old_key:
+            self._keys.pop(old_key, None)
         if record.idempotency_key:
-            self._keys[(record.owner, record.idempotency_key)] = record.id
+            self._keys[key] = record.id
         if event is not None:
             self._append(event)
         return True

@@ -14,12 +14,13 @@ from hutch.errors import Conflict, Invalid, NotFound, Unsupported
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.record import encode_json
-from hutch.model.spec import NetworkMode, Spec
+from hutch.model.spec import NetworkMode, Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
 from hutch.server.e2b import labels, shapes, templates
 from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.metrics import list_metrics
 from hutch.server.e2b.requests import SESSION, Request
 from hutch.server.e2b.shapes import (
     DEFAULT_TIMEOUT,
@@ -33,6 +34,7 @@ from hutch.server.e2b.shapes import (
 JSON = (("content-type", "application/json"),)
 MAX_PAGE = 100
 PAUSED_DAYS = 30
+_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
@@ -84,17 +86,21 @@ async def create(request: Request) -> Answer:
     if len(key) > 200:
         raise Invalid("Idempotency-Key has at most 200 characters")
     caller = call.caller
-    record = await call.service.creations.create(
+    record = await call.service.keeper.creations.create(
         spec, session=SESSION, owner=caller.owner, key=f"e2b:{key}" if key else ""
     )
     return answer(sandbox_of(request, record), 201)
 
 
 def refuse_unenforced(body: NewSandbox) -> None:
-    """Refuse every option that nothing here would enforce."""
-    for name, value in (("network", body.network), ("mcp", body.mcp), ("iam", body.iam)):
+    """Refuse every option that nothing here would enforce. `mcp` only tells the server what the SDK does next."""
+    for name, value in (("network", body.network), ("iam", body.iam)):
         if value:
             raise Unsupported(f"{name} is not supported by this server", remedy=f"leave out {name}")
+    if body.auto_pause_memory is False:
+        raise Unsupported("a pause keeps the memory here", remedy="leave out keep_memory, or make a snapshot")
+    if body.auto_resume is not None and body.auto_resume.enabled and not body.auto_pause:
+        raise Invalid("auto-resume needs a sandbox that is paused at its timeout")
 
 
 async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
@@ -106,7 +112,7 @@ async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
     }  # fmt: skip
     spec = spec.but(
         env=env, labels={**labels.of_metadata(body.metadata or {}), **given}, ttl_sec=float(timeout),
-        idle_timeout_sec=0.0,
+        ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
     )  # fmt: skip
     if body.allow_internet_access is not None:
         spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
@@ -157,7 +163,9 @@ async def info(request: Request) -> Answer:
     detail = msgspec.structs.replace(
         _listed(record), envd_access_token=token, domain=_domain(request),
         allow_internet_access=spec.network is not NetworkMode.OFF,
-        lifecycle=shapes.Lifecycle(auto_resume=labels.resumes_by_itself(record), on_timeout="kill"),
+        lifecycle=shapes.Lifecycle(
+            auto_resume=labels.resumes_by_itself(record), on_timeout=_ON_TIMEOUT[spec.ttl_action]
+        ),
     )  # fmt: skip
     return answer(detail)
 
@@ -321,5 +329,6 @@ _ROUTES = (
     _route("POST", "/sandboxes/{sandbox}/timeout", set_timeout),
     _route("POST", "/sandboxes/{sandbox}/pause", pause),
     _route("POST", "/sandboxes/{sandbox}/resume", resume),
+    _route("GET", "/sandboxes/{sandbox}/metrics", list_metrics),
     _route("GET", "/templates/aliases/{any}", template_exists),
 )

@@ -15,13 +15,16 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, filesystem, processes, transfers
-from hutch.server.e2b.connect import Nothing, ServerStream, Unary, serve_stream, serve_unary
+from hutch.server.e2b import control, interpreter, transfers
+from hutch.server.e2b.agent import methods
+from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
+from hutch.server.e2b.metrics import agent_metrics
 from hutch.server.e2b.requests import SESSION, Request
 from hutch.server.e2b.sandboxes import Sandboxes
+from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
@@ -30,21 +33,6 @@ ENVD_PORT: Final = "49983"
 INTERPRETER_PORT: Final = "49999"
 _FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
 _SANDBOX = b"e2b-sandbox-id"
-
-METHODS: dict[str, Unary | ServerStream] = {
-    "/process.Process/Start": ServerStream(processes.StartMessage, processes.start, processes.KEEPALIVE),
-    "/process.Process/Connect": ServerStream(processes.ProcessMessage, processes.connect, processes.KEEPALIVE),
-    "/process.Process/List": Unary(Nothing, processes.list_processes),
-    "/process.Process/SendInput": Unary(processes.InputMessage, processes.send_input),
-    "/process.Process/CloseStdin": Unary(processes.ProcessMessage, processes.close_stdin),
-    "/process.Process/SendSignal": Unary(processes.SignalMessage, processes.send_signal),
-    "/process.Process/Update": Unary(processes.UpdateMessage, processes.update),
-    "/filesystem.Filesystem/Stat": Unary(filesystem.PathMessage, filesystem.stat),
-    "/filesystem.Filesystem/ListDir": Unary(filesystem.ListMessage, filesystem.list_dir),
-    "/filesystem.Filesystem/MakeDir": Unary(filesystem.PathMessage, filesystem.make_dir),
-    "/filesystem.Filesystem/Move": Unary(filesystem.MoveMessage, filesystem.move),
-    "/filesystem.Filesystem/Remove": Unary(filesystem.PathMessage, filesystem.remove),
-}
 
 
 class E2BDoor:
@@ -56,6 +44,7 @@ class E2BDoor:
         self._service = service
         self._auth = auth
         self._sandboxes = Sandboxes(service)
+        self._methods = methods(Watchers())
 
     def claims(self, scope: Scope) -> bool:
         if scope["type"] != "http":
@@ -104,7 +93,7 @@ class E2BDoor:
         call = request.call
         self._auth.check_origin(call.headers, scope["scheme"])
         signed = request.path == "/files" and not call.header("x-access-token")
-        if request.sandbox and request.path == "/health":
+        if request.sandbox and self._is_open(request):
             request.name_sandbox(request.sandbox)
             await self._authenticate_by_id(request)
         elif signed:
@@ -122,12 +111,19 @@ class E2BDoor:
     async def _dispatch(self, request: Request, send: Send) -> Answer | None:
         if not request.sandbox:
             return await control.serve(request)
+        port = request.call.header("e2b-sandbox-port") or ENVD_PORT
+        if port == INTERPRETER_PORT:
+            return await interpreter.serve(request, send)
+        if port != ENVD_PORT:
+            raise Unsupported("ports of a sandbox are not reached by headers", remedy="use the port's own host name")
         if request.path == "/files":
             return await transfers.serve(request, send)
         if request.path == "/health":
             await request.find_running()
             return Answer(204)
-        method = METHODS.get(request.path)
+        if request.path == "/metrics":
+            return await agent_metrics(request)
+        method = self._methods.get(request.path)
         if method is None:
             raise Unsupported(f"{request.path} is not a part of the E2B protocol that this server speaks")
         if isinstance(method, Unary):
@@ -179,8 +175,16 @@ class E2BDoor:
                     return
         raise Unauthenticated("invalid signature")
 
+    def _is_open(self, request: Request) -> bool:
+        """Whether the protocol lets everybody who knows a sandbox's id do this: ask for its health, see contexts.
+
+        The SDKs send no token with these. An id has a hundred random bits, so it cannot be guessed.
+        """
+        contexts = request.path.startswith("/contexts") and request.call.header("e2b-sandbox-port") == INTERPRETER_PORT
+        return request.path == "/health" or contexts
+
     async def _authenticate_by_id(self, request: Request) -> None:
-        """Let whoever knows the id of a sandbox ask whether it runs, as the protocol does; nothing else."""
+        """Act with the rights of the sandbox's owner for whoever knows its id."""
         self._auth.count_anonymous(request.client)
         live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
         if live is None:

@@ -65,7 +65,9 @@ def text_of(error: HutchError) -> str:
 def answer_of(error: HutchError) -> Answer:
     """Return the error as the control plane and `/files` send it."""
     status = status_of(error)
-    body: dict[str, object] = {"code": status, "message": text_of(error), "error_code": error.code}
+    body: dict[str, object] = {"code": status, "message": text_of(error)}
+    if status != 401:  # Clients compare the whole body of these.
+        body["error_code"] = error.code
     if isinstance(error, NotRunning | PortClosed):
         body = {**error.details, **body}
     headers = [("content-type", "application/json")]
