@@ -26,6 +26,8 @@ _SQUASH_FROM = 48
 """A box with this many layers gets a new lowest one, made of all but the topmost `_SQUASH_KEEPS`. Looking up a name
 that does not exist costs about a microsecond for each layer."""
 _SQUASH_KEEPS = 8
+_LAST = "last"
+"""The file with the highest number that a layer of this box has had."""
 
 
 class LayerRequest(NamedTuple):
@@ -57,8 +59,9 @@ class LayerEntry:
         self._sent: list[int] = []
         self._unmapped: list[int] = []
         self._proc_self = -1
-        self._kept: set[str] | None = None
         self._parts: set[int] = set()
+        self._unused: list[str] = []
+        self._unused_works: list[str] = []
         self.step = "find the box"
 
     def run(self) -> NoReturn:
@@ -187,9 +190,14 @@ class LayerEntry:
         return [str(each) for each in self._request.values.get(name, ())]
 
     def _next_layer(self) -> str:
-        taken = [int(name) for name in os.listdir(".") if name.isdecimal()]
-        taken += [int(name[:-6]) for name in os.listdir(".") if name.endswith(".stack") and name[:-6].isdecimal()]
-        return str(max(taken) + 1)
+        """A number that no layer of this box has had: an earlier process may still be removing the last ones."""
+        names = [name.removesuffix(".stack") for name in os.listdir(".")]
+        taken = [int(name) for name in names if name.isdecimal()]
+        with suppress(FileNotFoundError), open(_LAST, "rb") as file:
+            taken.append(int(file.read()))
+        layer = str(max(taken) + 1)
+        write_file(_LAST, layer.encode())
+        return layer
 
     def _switch(self, view: View, below: State, fill: Callable[[], None] | None = None) -> str:
         """Put a new empty layer over these, have `fill` write into it, and show it to the box."""
@@ -322,9 +330,21 @@ class LayerEntry:
                 raise FileNotFoundError(errno.ENOENT, "the box has no such layer", layer)
 
     def _keep(self, view: View, *states: State) -> None:
-        kept = [each.split(":") for each in self.values("keep")]
-        self._kept = {layer for state in (*states, *kept) for layer in state}
+        """Decide which layers are removed after the answer: those that neither the box nor a kept state uses.
+
+        This is decided while no other process can add a layer.
+        """
+        kept = {layer for state in (*states, *(each.split(":") for each in self.values("keep"))) for layer in state}
         self._parts = set(view.parts)
+        names = os.listdir(".")
+        layers = {name.removesuffix(".stack") for name in names}
+        self._unused = sorted(layer for layer in layers if layer.isdecimal() and layer not in kept)
+        top = states[0][0]
+        self._unused_works = [
+            name
+            for name in names
+            if name[0] == "x" and name[1:].partition(".")[0].isdecimal() and name[1:].partition(".")[0] != top
+        ]
 
     def _squashed(self, view: View, state: State) -> State:
         """Replace the lowest layers by one, if there are too many."""
@@ -344,18 +364,10 @@ class LayerEntry:
         return [*keeps, layer]
 
     def _remove_unused(self) -> None:
-        """Remove the layers that neither the box nor a kept state uses."""
-        kept = self._kept
-        if kept is None:
-            return
-        for name in os.listdir("."):
-            layer = name[:-6] if name.endswith(".stack") else name
-            if layer.isdecimal() and layer not in kept:
-                self._remove_layer(layer, self._parts)
-        works = {f"x{layer}" for layer in kept} | {"w"}
-        for name in os.listdir("."):
-            if name[0] == "x" and name[1:].partition(".")[0].isdecimal() and name.partition(".")[0] not in works:
-                trees.remove(name)
+        for layer in self._unused:
+            self._remove_layer(layer, self._parts)
+        for name in self._unused_works:
+            trees.remove(name)
 
     def _remove_layer(self, layer: str, parts: set[int]) -> None:
         with suppress(FileNotFoundError):
