@@ -175,6 +175,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
     ),
+    "POST /v1/plan": Try(body={"profile": "default"}),
     "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
     "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
     "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),

@@ -87,6 +87,10 @@ class ServerTable(Record, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
             )
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{origin}: server.advertise = {self.advertise!r} is no URL", details={"field": "server.advertise"}
+            )
         if self.pulls not in ("admin", "user"):
             raise ConfigError(f"{origin}: server.pulls is neither admin nor user", details={"field": "server.pulls"})
         if wrong := [root for root in self.langbot_shared_roots if not root.startswith("/")]:

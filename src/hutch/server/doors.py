@@ -48,4 +48,4 @@ def open_doors(service: Service, auth: Authenticator) -> Doors:
     from hutch.server.e2b.door import E2BDoor
     from hutch.server.langbot.door import LangBotDoor
 
-    return Doors((PreviewDoor(service, auth, service.previews), E2BDoor(service, auth), LangBotDoor(service, auth)))
+    return Doors((E2BDoor(service, auth), PreviewDoor(service, auth, service.previews), LangBotDoor(service, auth)))

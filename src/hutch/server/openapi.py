@@ -26,6 +26,7 @@ from hutch.server.http.headers import BOX_HEADERS, COMMON_HEADERS, REQUEST_HEADE
 from hutch.server.request import BYTES, JSON
 from hutch.server.routes import ROUTES, May, Route
 from hutch.server.wire import Error
+from hutch.tools.schemas import typed_enum
 
 Json = dict[str, Any]
 
@@ -114,7 +115,8 @@ class Schemas:
     def __init__(self, kinds: Iterable[type]) -> None:
         self._kinds = list(dict.fromkeys(kinds))
         found, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
-        self._of = dict(zip(self._kinds, found, strict=True))
+        self.components = {name: _with_enum_types(each) for name, each in self.components.items()}
+        self._of = {kind: _with_enum_types(each) for kind, each in zip(self._kinds, found, strict=True)}
         for kind in _all_records(self._kinds):
             properties = self.components.get(kind.__name__, {}).get("properties", {})
             for name, note in field_docs(kind).items():
@@ -131,6 +133,15 @@ class Schemas:
         schema = self.components[kind.__name__]
         for name, each in schema["properties"].items():
             yield name, each, name in schema.get("required", ())
+
+
+def _with_enum_types(schema: Any) -> Any:
+    """Give every enum of texts its type, which msgspec leaves out."""
+    if isinstance(schema, list):
+        return [_with_enum_types(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return typed_enum({name: _with_enum_types(each) for name, each in schema.items()})
 
 
 def codes_of(route: Route) -> frozenset[str]:

@@ -22,6 +22,7 @@ from hutch.model.ports import Preview
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 from hutch.server.auth import Caller
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
@@ -219,6 +220,7 @@ ROUTES = (
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
+    Route("POST", "/v1/plan", boxes.plan, May.READ, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
     Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
           fails=(*BOX_ERRORS, *FILE_ERRORS)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
