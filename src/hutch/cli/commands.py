@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "receipts": ("hutch.cli.receipts", "what was done to boxes, and by whom: proven"),
     "status": ("hutch.cli.server:Status", "whether boxes can be made here, or at a server"),
     "serve": ("hutch.cli.server:Serve", "serve boxes over HTTP"),
+    "dashboard": ("hutch.cli.dashboard:Dashboard", "open the server's web page, signed in"),
     "mcp": ("hutch.cli.mcp:Mcp", "serve the tools to an MCP client on stdio"),
     "mcp-server": ("hutch.cli.mcp_server", "MCP servers that run in boxes"),
     "key": ("hutch.cli.server:Key", "make and revoke keys for the server"),

@@ -39,7 +39,7 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import EffectiveSpec, Spec
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
@@ -245,6 +245,12 @@ class Keeper:
         if not key:
             return await self._create(spec, session, owner, "")
         return (await self._find_or_create(spec, session, owner, key)).live
+
+    async def plan(self, spec: Spec) -> EffectiveSpec:
+        """Return what policy would make of this spec for this caller now, without creating anything."""
+        self._check_enabled()
+        _, effective = await self.engines.decide(self._admit(spec))
+        return effective.shown()
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
         """Callers with one key wait for one box, and nobody else waits."""

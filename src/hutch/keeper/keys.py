@@ -89,6 +89,13 @@ class Keys:
     async def get(self, key_id: str) -> Key:
         return (await self._stored(key_id)).key
 
+    async def valid(self, key_id: str) -> Key | None:
+        """Return the key with this id; None if there is none, or it is revoked."""
+        if time.monotonic() - self._read_at > CACHE_SECONDS:
+            await self._read()
+        stored = self._known.get(key_id)
+        return stored.key if stored is not None and stored.key.revoked_at is None else None
+
     async def _stored(self, key_id: str) -> _StoredKey:
         await self._read()
         stored = self._known.get(key_id)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hutch.server.auth import Authenticator
+from hutch.server.dashboard.pages import DashboardDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -44,4 +45,4 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
-    return Doors()
+    return Doors((DashboardDoor(),))

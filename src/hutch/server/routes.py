@@ -18,8 +18,11 @@ from hutch.model.mcp import McpServerInfo
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 from hutch.server.auth import Caller
+from hutch.server.dashboard import handlers as dashboard
+from hutch.server.dashboard import live
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
@@ -204,10 +207,18 @@ ROUTES = (
     Route("GET", "/v1/default", sessions.get_default, May.READ, sessions.Default),
     Route("PUT", "/v1/default", sessions.set_default, May.CHANGE, sessions.Default, fails=BOX_ERRORS),
     Route("POST", "/v1/scopes", sessions.scoped, May.CHANGE, sessions.FoundBox, long=True, fails=BOX_ERRORS),
+    Route("POST", "/v1/dashboard/session", dashboard.sign_in, May.ANYBODY, dashboard.SessionView,
+          fails=("unauthenticated", "refused")),
+    Route("GET", "/v1/dashboard/session", dashboard.get_session, May.READ, dashboard.SessionView),
+    Route("DELETE", "/v1/dashboard/session", dashboard.sign_out, May.READ),
+    Route("POST", "/v1/dashboard/links", dashboard.create_link, May.READ, dashboard.LinkView, status=(201,)),
+    Route("GET", "/v1/tools", dashboard.list_tools, May.READ, dashboard.ToolList, fails=skills.FAILS),
+    Route("GET", "/v1/dashboard/live", live.live, May.READ, long=True, streams={events.SSE: live.LiveMessage}),
     Route("GET", "/v1/find", boxes.find_box, May.READ, BoxInfo, fails=("not_found", "gone")),
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
+    Route("POST", "/v1/boxes/plan", boxes.plan, May.CHANGE, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
     Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
           fails=(*BOX_ERRORS, *FILE_ERRORS)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),

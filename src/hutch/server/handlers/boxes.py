@@ -95,6 +95,12 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     return Reply(box_info(record), status, headers={"location": f"/v1/boxes/{record.id}"})
 
 
+async def plan(call: Call, body: dict[str, Any]) -> Reply:
+    """Return what policy would make of a spec, with every adjustment, without creating a box."""
+    require(call.caller.rights, Action.CREATE)
+    return Reply(await call.keeper.plan(parse_spec(body)))
+
+
 def _granted_mount_roots(call: Call) -> tuple[str, ...]:
     """The host paths that an admin lets this one box mount.
 
