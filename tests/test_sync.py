@@ -9,7 +9,10 @@ import pytest
 
 from hutch import api
 from hutch.errors import Conflict, FileMissing, Gone
-from hutch.sync import Box, Files, Hutch, Job, Skills, Volumes
+from hutch.model.questions import AskRequest
+from hutch.sync import Box, Files, Hutch, Job, McpServers, Skills, Tools, Volumes
+from hutch.tools import AgentPermissions
+from tests.mcp.hosting.hosted_servers import plain
 from tests.server.serving import serving
 
 
@@ -22,8 +25,9 @@ from tests.server.serving import serving
         (Hutch, api.Hutch),
         (Volumes, api.Volumes),
         (Skills, api.Skills),
+        (McpServers, api.McpServers),
     ],
-    ids=["files", "job", "box", "hutch", "volumes", "skills"],
+    ids=["files", "job", "box", "hutch", "volumes", "skills", "mcp_servers"],
 )
 def test_every_public_method_is_there(wrapper: type, protocol: type) -> None:
     wanted = {name for name, member in inspect.getmembers(protocol) if not name.startswith("_") and callable(member)}
@@ -119,3 +123,62 @@ def test_a_forked_child_is_told_at_once() -> None:
         os.waitpid(child, 0)
         assert f"this Hutch belongs to process {os.getpid()}" in told and "after the fork" in told
         assert box.exec("echo here").stdout == "here\n"
+
+
+def test_hooks_metrics_and_moves_without_await() -> None:
+    """Hooks are ordinary functions that may use the box they are given (P10, P19, S9, S10)."""
+    came: list[str] = []
+    went: list[str] = []
+
+    def prepare(box: Box) -> None:
+        box.files.write("prepared", "yes")
+        came.append(box.id)
+
+    with Hutch() as hutch:
+        hutch.on_created(prepare)
+        hutch.on_destroyed(lambda event: went.append(event.box_id))
+        box = hutch.create(wait=False)
+        box.ready(20)
+        assert box.files.read_text("prepared") == "yes"
+        box.move_to("{chat}", chat="sync-moved")
+        with hutch.for_session("operator").box_for("{chat}", kind="sync", chat="other") as other:
+            assert hutch.administer(other.id).exec("cat prepared").stdout == "yes"
+        assert hutch.metrics().kinds["sync"].created == 1
+        hutch.destroy(box.id, force=True)
+        hutch.destroy(other.id, force=True)
+        assert came == [box.id, other.id] == went
+        assert (box.spec.profile, hutch.status().profile) == ("default", "default")
+
+
+def test_tools_without_await() -> None:
+    """A model's tools, a person who is asked, and progress, all as ordinary functions."""
+    asked: list[str] = []
+
+    def ask(request: AskRequest) -> str:
+        asked.append(request.tool)
+        return "allow"
+
+    rules = AgentPermissions.from_plain({"tools": {"exec": "ask"}})
+    with Hutch() as hutch, Tools(hutch, ask=ask, permissions=rules) as tools:
+        assert "exec" in [schema["function"]["name"] for schema in tools.schemas()]
+        assert "isolated" in tools.guidance() and tools.status().available
+        assert "42" in tools.call("exec", {"command": "echo 42"}).text and asked == ["exec"]
+        reports: list[float] = []
+        tools.call("exec", {"command": "sleep 1.5"}, progress=lambda seconds, total, text: reports.append(seconds))
+        assert reports
+        call = {"id": "1", "function": {"name": "exec", "arguments": '{"command": "echo hi"}'}}
+        assert "hi" in tools.answer_openai({"tool_calls": [call]})[0]["content"]
+        use = {"type": "tool_use", "id": "2", "name": "exec", "input": {"command": "echo ho"}}
+        assert "ho" in tools.answer_anthropic({"content": [use]})["content"][0]["content"][0]["text"]
+
+
+def test_mcp_servers_without_await(tmp_path: Path) -> None:
+    """A server in a box, registered, called and removed; it ends with the Hutch that hosts it (B32)."""
+    with Hutch(mount_roots=(), state_dir=tmp_path / "state") as hutch:
+        servers = hutch.mcp_servers
+        servers.add("plain", plain(tmp_path / "project"))
+        assert "echo" in [tool.name for tool in servers.tools("plain")]
+        assert servers.call("plain", "echo", {"text": "hi"})["content"]
+        assert servers.info("plain").state == "ready"
+        servers.remove("plain")
+        assert servers.all() == ()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from time import perf_counter
+from typing import Any
 
 from bench.context import Context
 from bench.interleave import Candidate, blocking, interleave
@@ -123,7 +124,7 @@ async def _claims(context: Context, hutch: Hutch, embedded: Embedded) -> Number:
     return Number("http_claim", what, "ms", ours, {IN_PROCESS: theirs}, (at_most_times(0.6, IN_PROCESS),))
 
 
-async def _create(hutch: Hutch | Embedded, **spec: str) -> float:
+async def _create(hutch: Hutch | Embedded, **spec: Any) -> float:
     start = perf_counter()
     box = await hutch.create(**spec)
     taken = perf_counter() - start

@@ -197,6 +197,14 @@ class Timeout(HutchError, TimeoutError):
     retryable = True
 
 
+class PortClosed(HutchError, ConnectionRefusedError):
+    """Nothing accepts connections on this port of the box, or the program closed the connection."""
+
+    code = "port_closed"
+    retryable = True
+    remedy = "start the program that listens on it, or wait until it does; `hutch box ports` shows what listens"
+
+
 class ServerFailed(HutchError):
     """An MCP server could not be started, or ended; details name the server and the phase."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hutch.client.heartbeat import ConnectionListener, Rhythm
     from hutch.client.remote import RemoteHutch
     from hutch.keeper.keeper import Keeper
+    from hutch.mcp.hosting.local import LocalMcpServers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +52,9 @@ class Hutch:
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
         told: "ConnectionListener | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
+        self._mcp_servers: LocalMcpServers | None = None
+        self._root = self
+        """The object that was opened: views for other sessions share its MCP servers and close nothing."""
         self.config = Config.load(**configuration) if keeper is None else keeper.config
         if keeper is None:
             self._inner = _choose(self.config, url, key, ca, session, rhythm, told)
@@ -72,6 +76,7 @@ class Hutch:
         from hutch.client.launch import LaunchedHutch
 
         hutch = cls.__new__(cls)
+        hutch._mcp_servers, hutch._root = None, hutch
         config = hutch.config = Config.load(**configuration)
         if not config.enabled:
             hutch._inner = OffHutch(config.origin("enabled"))
@@ -87,6 +92,7 @@ class Hutch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._close_mcp_servers()
         await self._inner.__aexit__(kind, error, trace)
 
     @property
@@ -97,16 +103,19 @@ class Hutch:
     def for_session(self, name: str) -> "Hutch":
         """Return a view for another session. Closing it closes nothing."""
         view = Hutch.__new__(Hutch)
+        view._mcp_servers, view._root = None, self._root
         view.config = self.config
         view._inner = self._inner.for_session(name)
         return view
 
     box = _forwarded(api.Hutch.box)
     create = _forwarded(api.Hutch.create)
+    plan = _forwarded(api.Hutch.plan)
     box_for = _forwarded(api.Hutch.box_for)
     import_box = _forwarded(api.Hutch.import_box)
     attach = _forwarded(api.Hutch.attach)
     observe = _forwarded(api.Hutch.observe)
+    administer = _forwarded(api.Hutch.administer)
     find = _forwarded(api.Hutch.find)
     boxes = _forwarded(api.Hutch.boxes)
     destroy = _forwarded(api.Hutch.destroy)
@@ -116,10 +125,25 @@ class Hutch:
     leave = _forwarded(api.Hutch.leave)
     default = _forwarded(api.Hutch.default)
     set_default = _forwarded(api.Hutch.set_default)
+    on_created = _forwarded(api.Hutch.on_created)
+    on_destroyed = _forwarded(api.Hutch.on_destroyed)
+    metrics = _forwarded(api.Hutch.metrics)
     events = _forwarded(api.Hutch.events)
     providers = _forwarded(api.Hutch.providers)
     status = _forwarded(api.Hutch.status)
-    close = _forwarded(api.Hutch.close)
+
+    async def shutdown(self) -> None:
+        """End the server; an embedded Hutch closes."""
+        await self._close_mcp_servers()
+        await self._inner.shutdown()
+
+    async def close(self) -> None:
+        await self._close_mcp_servers()
+        await self._inner.close()
+
+    async def _close_mcp_servers(self) -> None:
+        if self._mcp_servers is not None:
+            await self._mcp_servers.close()
 
     @property
     def volumes(self) -> api.Volumes:
@@ -136,6 +160,18 @@ class Hutch:
     @property
     def skills(self) -> api.Skills:
         return cast(api.Skills, self._inner.skills)
+
+    @property
+    def mcp_servers(self) -> api.McpServers:
+        """The MCP servers of the server, or those that this process hosts while it is open."""
+        if hasattr(type(self._inner), "mcp_servers"):
+            return cast(api.McpServers, self._inner.mcp_servers)
+        root = self._root
+        if root._mcp_servers is None:
+            from hutch.mcp.hosting.local import LocalMcpServers
+
+            root._mcp_servers = LocalMcpServers(root._inner, root.config)
+        return root._mcp_servers
 
 
 def client_of_server(

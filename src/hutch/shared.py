@@ -94,6 +94,12 @@ class SharedHutch(EmbeddedHutch):
         except HeldElsewhere as elsewhere:
             return await self._other(elsewhere).observe(box_id)
 
+    async def administer(self, box_id: str) -> Any:
+        try:
+            return await super().administer(box_id)
+        except HeldElsewhere as elsewhere:
+            return await self._other(elsewhere).administer(box_id)
+
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         try:
             await super().destroy(box_id, force=force)

@@ -108,7 +108,7 @@ async def test_a_timeout_kills_the_command_and_keeps_the_box() -> None:
             assert result.verdict.cause is Cause.TIMEOUT
             assert result.verdict.limit == 1.5
             assert result.signal == signal.SIGKILL
-            assert result.exit_code is None
+            assert result.exit_code == 128 + signal.SIGKILL
             assert result.stdout == "before\n"
             for name in ("child", "other"):
                 pid = int((guest.workdir / name).read_text())

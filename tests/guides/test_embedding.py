@@ -32,7 +32,8 @@ async def test_the_snippets_are_one_program_that_runs_as_it_stands(capsys: Any) 
     assert program.startswith("from hutch import Hutch\n\nasync with Hutch() as hutch:\n")
     compiled = compile(program, "embedding.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     await eval(compiled, {})
-    assert "# Findings" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "# Findings" in printed and "Your files are in /workspace." in printed and "is gone: call" in printed
 
 
 def test_the_lifecycle_guide_shows_the_codes_own_table() -> None:

@@ -253,7 +253,7 @@ async def test_hooks_see_every_box_come_and_go(tmp_path: Path) -> None:
         async def went(record: BoxRecord) -> None:
             seen.append("destroyed")
 
-        hutch._keeper.created.append(came)
+        hutch._keeper.hooks.created.append(came)
         hutch._keeper.teardown.destroyed_hooks.append(went)
         await (await hutch.create()).destroy()
         await hutch.create()
@@ -267,7 +267,7 @@ async def test_a_failed_created_hook_fails_the_creation(tmp_path: Path) -> None:
         async def refuse(record: BoxRecord) -> None:
             raise Invalid("not today")
 
-        hutch._keeper.created.append(refuse)
+        hutch._keeper.hooks.created.append(refuse)
         with pytest.raises(Invalid, match="not today"):
             await hutch.create()
         assert not engine.boxes

@@ -187,7 +187,7 @@ async def test_a_created_hook_that_a_crash_cut_off_runs_again(tmp_path: Path) ->
             raise EngineError("not yet")
 
     async with opened(engine, tmp_path) as second:
-        second._keeper.created.append(hook)
+        second._keeper.hooks.created.append(hook)
         with pytest.raises(EngineError, match="not yet"):
             await second.attach(box.id)
         await second.attach(box.id)

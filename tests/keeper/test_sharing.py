@@ -30,7 +30,7 @@ async def test_a_box_of_the_pool_is_claimed_whole(tmp_path: Path) -> None:
         hooked.append(record)
 
     async with opened(engine, tmp_path, pool={"default": 2}) as hutch:
-        hutch._keeper.created.append(hook)
+        hutch._keeper.hooks.created.append(hook)
         await filled(hutch, "default", 2)
         assert not hooked
         ready = set(engine.boxes)

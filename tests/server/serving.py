@@ -126,6 +126,11 @@ class Server:
         told: dict[str, Any] = json.loads((self.state / "server.json").read_text())
         return told
 
+    def wait(self) -> int:
+        """Wait for a server that was asked to end; return its exit code."""
+        assert self._process is not None
+        return self._process.wait(TIMEOUT_SECONDS)
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """The exit code."""
         assert self._process is not None

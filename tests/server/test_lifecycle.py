@@ -1,5 +1,6 @@
 """A server's life: first start, a second one beside it, draining, restarts that keep boxes and jobs, TLS, disabled."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hutch import Hutch
 from hutch.config import Config
-from hutch.errors import ConfigError
+from hutch.errors import ConfigError, Refused
 from tests.cli.cli_process import HUTCH
 from tests.server.serving import Answer, Server, certificate, serving, until
 
@@ -40,6 +42,26 @@ def test_boxes_and_jobs_outlive_a_restart() -> None:
         caller.good("POST", f"{box}/jobs/{job}/stdin", b"x\n")
         assert caller.good("POST", f"{box}/jobs/{job}/wait", {})["stdout"] == "early\nlate x\n"
         assert len(server.unix().good("GET", "/v1/keys")["keys"]) == 2, "the first key was made once"
+
+
+async def test_an_admin_ends_the_server_over_http() -> None:
+    """`Hutch.shutdown` and `POST /v1/shutdown` act as SIGTERM does: boxes stay for the next server. Others are
+    refused, and the server goes on (B23)."""
+    with serving() as server:
+        user = Hutch(server.announcement["url"], key=server.key("user", "somebody"))
+        admin = Hutch(server.announcement["url"], key=server.key("admin", "operators"))
+        async with user, admin:
+            box = await user.create()
+            await box.files.write("f", "stays")
+            with pytest.raises(Refused):
+                await user.shutdown()
+            assert (await user.status()).available
+            await admin.shutdown()
+            assert await asyncio.to_thread(server.wait) == 0
+            server.start()
+            again = Hutch(server.announcement["url"], key=server.key("admin", "operators"))
+            async with again:
+                assert await (await again.administer(box.id)).files.read("f") == b"stays"
 
 
 def test_draining_finishes_what_runs() -> None:

@@ -116,7 +116,6 @@ async def test_a_box_that_gives_no_answer_is_counted(tmp_path: Path) -> None:
     engine = Engine()
     keeper = keeper_on(engine, tmp_path)
     metrics = Metrics(keeper)
-    keeper.states.witnesses.append(metrics.on_transition)
     await keeper.start()
     live = await keeper.create(Spec(profile="code"), session="s")
     engine.broken.add(live.record.id)

@@ -37,6 +37,7 @@ class Try:
 
 
 NO_IMAGE = f"sha256:{'0' * 64}"
+SHUTDOWN = "POST /v1/shutdown"
 HARM = "touch harm; cat victim.txt; kill -9 -1"
 RECIPES: dict[str, Try] = {
     "GET /healthz": Try(),
@@ -44,6 +45,8 @@ RECIPES: dict[str, Try] = {
     "GET /metrics": Try(),
     "GET /v1/openapi.json": Try(),
     "GET /v1/status": Try(),
+    "GET /v1/metrics": Try(),
+    "POST /v1/shutdown": Try(),
     "GET /v1/profiles": Try(),
     "GET /v1/providers": Try(),
     "GET /v1/events": Try("?after=0&limit=1000&box={box}"),
@@ -67,6 +70,8 @@ RECIPES: dict[str, Try] = {
     f"GET {_BOX}": Try(),
     f"PATCH {_BOX}": Try(body={"name": "harm", "idle_timeout_sec": 1}),
     f"DELETE {_BOX}": Try("?force=true"),
+    f"POST {_BOX}/created": Try(),
+    f"POST {_BOX}/scope": Try(body={"template": "{{chat}}", "values": {"chat": "harm"}}),
     f"GET {_BOX}/export": Try(),
     f"GET {_BOX}/usage": Try(),
     f"POST {_BOX}/pause": Try(),
@@ -79,6 +84,10 @@ RECIPES: dict[str, Try] = {
     "POST /v1/receipts": Try(body={"op": "note.harm"}),
     f"POST {_BOX}/exec": Try(body={"command": HARM}, headers={"hutch_operation": "{operation}"}),
     f"DELETE {_BOX}/operations/{{operation}}": Try(headers={"hutch_session": "{session}"}, blind=True),
+    f"GET {_BOX}/ports": Try(),
+    f"POST {_BOX}/ports/{{port}}/url": Try(body={"public": True}),
+    f"GET {_BOX}/previews": Try(),
+    f"DELETE {_BOX}/previews/{{preview}}": Try(),
     f"GET {_BOX}/jobs": Try(),
     f"POST {_BOX}/jobs": Try(body={"command": HARM}),
     f"GET {_JOB}": Try(),
@@ -89,6 +98,12 @@ RECIPES: dict[str, Try] = {
     f"POST {_JOB}/signal": Try(body={"number": 9}),
     f"POST {_JOB}/resize": Try(body={"rows": 3, "cols": 3}),
     f"POST {_JOB}/wait": Try(body={"timeout_sec": 0}, reads=False),
+    f"POST {_BOX}/code": Try(body={"code": "open('harm', 'w')", "language": "python"}),
+    f"GET {_BOX}/kernels": Try(),
+    f"POST {_BOX}/kernels": Try(body={"language": "bash"}),
+    f"POST {_BOX}/kernels/{{kernel}}/interrupt": Try(),
+    f"POST {_BOX}/kernels/{{kernel}}/restart": Try(),
+    f"DELETE {_BOX}/kernels/{{kernel}}": Try(),
     f"GET {_FILES}": Try("?path=."),
     f"GET {_FILES}/content": Try("?path=victim.txt"),
     f"PUT {_FILES}/content": Try("?path=victim.txt", body=b"harm"),
@@ -107,6 +122,7 @@ RECIPES: dict[str, Try] = {
     f"POST {_FILES}/digest": Try(body={"path": "victim.txt"}),
     f"WS {_BOX}/terminal": Try("?command=touch%20harm"),
     f"WS {_JOB}/ws": Try(),
+    f"WS {_BOX}/ports/{{port}}/connect": Try(),
     "GET /v1/questions": Try(),
     "POST /v1/questions": Try(body={"agent": "harm", "tool": "exec", "box": "{box}"}),
     "POST /v1/questions/{question}": Try(body={"answer": "allow"}),
@@ -152,11 +168,11 @@ RECIPES: dict[str, Try] = {
     "POST /v1/dashboard/links": Try(reads=False),
     "GET /v1/dashboard/live": Try(),
     "GET /v1/tools": Try(),
-    "POST /v1/boxes/plan": Try(body={"name": "{name}", "workspace": "volume:{volume}"}),
     # Last: from here on a foreign owner has things of the same names.
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
     ),
+    "POST /v1/plan": Try(body={"profile": "default"}),
     "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
     "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
     "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),
@@ -171,7 +187,7 @@ HEALTH_CHECKS = {"GET /healthz", "GET /readyz"}
 ACTIONS = {
     "DELETE /v1/volumes/{volume}", "PUT /v1/session/current", f"DELETE {_BOX}", f"POST {_BOX}/lease",
     "POST /v1/skills/preview", f"DELETE {_MCP}", "POST /v1/session/working", "POST /v1/volumes", "POST /v1/mcp-servers",
-    "POST /v1/mcp-servers/import", "POST /v1/boxes/plan",
+    "POST /v1/mcp-servers/import",
 }  # fmt: skip
 """What a key of the same owner may not without the right action (P15)."""
 NAMED_IN_PATH = {"{box}", "{volume}", "{skill}", "{question}", "{mcp_server}"}
@@ -209,21 +225,23 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
+        preview = client.good("POST", f"{self.at}/ports/8000/url", {})
         self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
         _, question = self._asking.__enter__()
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
-            "mcp_server": "victim-mcp",
+            "mcp_server": "victim-mcp", "kernel": kernel, "port": "8000", "preview": preview["id"],
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
-        named = {value for name, value in self.names.items() if name not in ("epoch", "image")}
+        named = {value for name, value in self.names.items() if name not in ("epoch", "image", "port")}
         self.marks = {
             *named, scoped, "victim-content", "victim-output", "victim-env", "victim-label", "victim-missing",
             "victim.txt", "victim-agent", "victim-command", "victim-key", "victim-described", "victim-instructions",
-            "victim-program",
+            "victim-program", preview["token"],
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
@@ -256,7 +274,7 @@ class Victim:
         """Keys, volumes, sessions' boxes: of the victim all of them, of the others those that open doors."""
         with sqlite3.connect(f"file:{self._server.state / 'hutch.db'}?mode=ro", uri=True) as store:
             rows = store.execute("SELECT kind, key, body FROM notes ORDER BY kind, key").fetchall()
-        return [row for row in rows if row[0] == "key" or row[1].startswith("victim/")]
+        return [row for row in rows if row[0] in ("key", "preview") or row[1].startswith("victim/")]
 
 
 @pytest.fixture(scope="module")
@@ -339,13 +357,13 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     server, victim = place
     client = server.tcp(server.key(role, f"foreign-{role}"))
     before = victim.snapshot()
-    # Keys of every owner are an admin's to keep.
-    keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
+    # Keys of every owner and the server's life are an admin's.
+    admins_own = {op for op in RECIPES if ("/v1/keys" in op or op == SHUTDOWN) and role == "admin"}
     absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none",
               "question": "0" * 16, "mcp_server": "none"}  # fmt: skip
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
-        for op, answer, sent in _walk(client, names, but=keeps_keys):
+        for op, answer, sent in _walk(client, names, but=admins_own):
             if names is victim.names:  # the second time /v1/errors tells what was sent the first time
                 _nothing_foreign(op, answer, sent, victim.marks)
             assert answer.status < 500, (op, answer)
@@ -405,8 +423,9 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
-             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
-             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m"}  # fmt: skip
+             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1", "port": "8000", "preview": "p" + "0" * 16,
+             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
+             "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 
@@ -417,7 +436,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
 
     admin = server.tcp(key)
     # What acts on names of one's own acts on nobody else's.
-    own = {"POST /v1/keys", "WS /mcp/servers/{mcp_server}/ws"}
+    own = {"POST /v1/keys", SHUTDOWN, "WS /mcp/servers/{mcp_server}/ws"}
     blind = own | {op for op, attempt in RECIPES.items() if attempt.blind}
     later = {f"DELETE {_BOX}", "POST /v1/questions", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):
@@ -427,6 +446,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     over = admin.saying(hutch_admin="yes")
     with attached(over, f"/v1/boxes/{box}/terminal?command=true"), attached(over, f"/v1/boxes/{box}/jobs/{job}/ws"):
         pass
+    _refused_socket(over, f"/v1/boxes/{box}/ports/8000/connect")  # Nothing listens there.
     with asking(over, box=box) as (_, question):
         over.good("POST", f"/v1/questions/{question}", {"answer": "deny"})
     for op, answer, _ in _walk(over, names, but=later):

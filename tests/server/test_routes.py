@@ -38,6 +38,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
 
     for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers",
+                 "/v1/metrics",
                  "/v1/events", "/v1/errors", "/v1/receipts", "/v1/keys", "/v1/volumes", "/v1/session/current",
                  "/v1/boxes", "/v1/questions", "/v1/images"):  # fmt: skip
         good(f"GET {path}", path)
@@ -52,7 +53,6 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     connection.close()
     done.add("GET /v1/dashboard/live")
     good("GET /v1/tools", "/v1/tools")
-    good("POST /v1/boxes/plan", "/v1/boxes/plan", {"memory_mb": 128})
     good("POST /v1/volumes", "/v1/volumes", {"name": "routes"})
     good("GET /v1/volumes/{volume}", "/v1/volumes/routes")
     good("DELETE /v1/volumes/{volume}", "/v1/volumes/routes")
@@ -122,11 +122,15 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     client.good("DELETE", f"/v1/boxes/{lasting}")
     good("PATCH /v1/boxes/{box}", box, {"name": "routes"})
     good("DELETE /v1/boxes/{box}/operations/{operation}", f"{box}/operations/none")
-    for path in ("", "/usage", "/lease", "/jobs", "/files"):
+    preview = good("POST /v1/boxes/{box}/ports/{port}/url", f"{box}/ports/8000/url", {})["id"]
+    for path in ("", "/usage", "/lease", "/ports", "/previews", "/jobs", "/files"):
         good(f"GET {template}{path}", box + path)
+    good("DELETE /v1/boxes/{box}/previews/{preview}", f"{box}/previews/{preview}")
     for path, body in (
         ("/exec", {"command": "true"}),
         ("/receipts", {"op": "note.seen"}),
+        ("/created", None),
+        ("/scope", {"template": "{chat}", "values": {"chat": "routes"}}),
         ("/lease", {}),
         ("/pause", None),
         ("/resume", None),
@@ -155,6 +159,13 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         good(f"POST {template}/files/{name}", f"{box}/files/{name}", body)
     good(f"DELETE {template}/files/content", f"{box}/files/content?path=d&recursive=true")
 
+    good(f"POST {template}/code", f"{box}/code", {"code": "echo hi", "language": "bash"})
+    good(f"GET {template}/kernels", f"{box}/kernels")
+    kernel_id = good(f"POST {template}/kernels", f"{box}/kernels", {"language": "bash"})["id"]
+    for action in ("interrupt", "restart"):
+        good(f"POST {template}/kernels/{{kernel}}/{action}", f"{box}/kernels/{kernel_id}/{action}")
+    good(f"DELETE {template}/kernels/{{kernel}}", f"{box}/kernels/{kernel_id}")
+
     job_id = good(f"POST {template}/jobs", f"{box}/jobs", {"command": "cat", "pty": True})["id"]
     job, one = f"{box}/jobs/{job_id}", template + "/jobs/{job}"
     good(f"GET {one}", job)
@@ -171,6 +182,8 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     good(f"DELETE {template}", box)
     good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
+    good("POST /v1/plan", "/v1/plan", {"memory_mb": 64})
+    done.add("POST /v1/shutdown")  # `test_lifecycle` has it.
     assert done == {route.op for route in ROUTES}
 
 
@@ -244,7 +257,7 @@ def test_permissions_of_the_table() -> None:
     }  # fmt: skip
     changing_reads = {route.op for route in ROUTES if route.method != "GET" and route.may is May.READ}
     own = {"DELETE /v1/dashboard/session", "POST /v1/dashboard/links"}
-    assert changing_reads == own | {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {
+    assert changing_reads == own | {"POST /v1/plan"} | {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {
         f"POST /v1/boxes/{{box}}/{name}" for name in ("jobs/{job}/wait", "files/glob", "files/grep", "files/digest")
     }
 

@@ -181,7 +181,6 @@ class World:
         """Fields with which a body of this route does its work."""
         known: dict[str, Any] = {
             "POST /v1/boxes": {"memory_mb": 64},
-            "POST /v1/boxes/plan": {"memory_mb": 64},
             "POST /v1/dashboard/session": {
                 "key": self._user.headers["authorization"].removeprefix("Bearer "),
                 "code": "",
@@ -197,6 +196,7 @@ class World:
             "POST /v1/questions": {"agent": "generated", "tool": "exec", "box": ""},
             "POST /v1/questions/{question}": {"answer": "allow"},
             "POST /v1/images": {"name": f"{self._registry.address}/world:latest", "platform": ""},
+            "POST /v1/boxes/{box}/scope": {"template": "{chat}", "values": {"chat": f"c{next(self._number)}"}},
             "PATCH /v1/boxes/{box}": {"idle_timeout_sec": 600},
             "POST /v1/boxes/{box}/receipts": {"op": "note.test"},
             "POST /v1/skills": {"name": f"s{next(self._number)}", "description": "made for a test"},

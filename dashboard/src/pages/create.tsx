@@ -90,7 +90,7 @@ function Plan({ form }: { form: Form }) {
   useEffect(() => {
     const stop = new AbortController();
     const timer = setTimeout(() => {
-      post<EffectiveSpec>("/v1/boxes/plan", JSON.parse(asked), { signal: stop.signal }).then(
+      post<EffectiveSpec>("/v1/plan", JSON.parse(asked), { signal: stop.signal }).then(
         (spec) => setPlan({ spec }),
         (error: unknown) => stop.signal.aborted || setPlan({ error }),
       );

@@ -5,18 +5,25 @@ was destroyed, `LeaseLost` once another session took it, `BoxBroken` if its gues
 engine or server cannot be reached.
 """
 
-from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.boxes import Argv, Box, Job, PortConnection, Shell, Stream
+from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
-from hutch.api.hutch import Hutch
+from hutch.api.hutch import CreatedHook, DestroyedHook, Hutch
+from hutch.api.mcp_servers import McpServers
 from hutch.api.resources import Questions, Receipts, Volumes
 from hutch.api.skills import Skills
 
 __all__ = [
     "Argv",
     "Box",
+    "CreatedHook",
+    "DestroyedHook",
     "Files",
     "Hutch",
     "Job",
+    "Kernels",
+    "McpServers",
+    "PortConnection",
     "Questions",
     "Receipts",
     "Shell",

@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
+from hutch.api.code import Kernels
 from hutch.api.files import Files
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
+from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
@@ -93,10 +96,48 @@ class Box(Protocol):
     async def forget(self, job_id: str) -> None:
         """Drop an ended job and its output. Raises: Conflict if it still runs."""
 
+    async def connect(self, port: int) -> "PortConnection":
+        """Connect to a TCP port inside the box, whatever its network. Raises: PortClosed if nothing listens there."""
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        """Return what listens in the box. With `wait`, wait so many seconds until every port of the spec does.
+
+        Raises: Timeout if one still does not.
+        """
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> Preview:
+        """Open a port to browsers and programs that have the address; a `ttl_sec` of 0 lasts as long as the box.
+
+        Raises: Unsupported if no server serves the boxes of this process.
+        """
+
+    async def previews(self) -> tuple[Preview, ...]:
+        """Return the previews of the box that have not ended."""
+
+    async def revoke(self, preview_id: str) -> None:
+        """End a preview, and the connections made by it. Raises: NotFound."""
+
+    @property
+    def kernels(self) -> Kernels: ...
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        """Run Python in a kernel that keeps its state from call to call; see `Kernels.run`."""
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        """Run code of any language that kernels speak; see `Kernels.run`."""
+
     async def usage(self) -> Usage: ...
 
     async def info(self) -> BoxInfo:
-        """Return state, lease and clocks. Looking at a box does not count as use."""
+        """Return state, lease, clocks and jobs. Looking at a box does not count as use."""
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        """Wait until a box of `create(wait=False)` runs. Raises: Timeout; what `create` would raise, or Gone."""
 
     async def state(self) -> State: ...
 
@@ -120,6 +161,13 @@ class Box(Protocol):
         without the right; QuotaExceeded; Unsupported or Conflict if the box cannot become persistent now.
         """
 
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        """Make this the box of another conversation, with its files and jobs, as `Hutch.box_for` names it.
+
+        The conversation that it belonged to gets a new box when it asks for one. Raises: Conflict if the other
+        conversation has a box already.
+        """
+
     async def renew(self) -> None:
         """Extend the lease from now. Raises: LeaseLost if it has run out."""
 
@@ -133,6 +181,26 @@ class Box(Protocol):
         """
 
     async def destroy(self) -> None: ...
+
+
+class PortConnection(Protocol):
+    """A TCP connection to a port of a box, for use with `async with`. Both directions wait for their reader."""
+
+    async def receive(self) -> bytes:
+        """Return the next bytes; none when the program has ended its side. Raises: PortClosed after a reset."""
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send bytes. Raises: PortClosed if the program reads no more."""
+
+    async def end(self) -> None:
+        """End this side; the program may still send."""
+
+    async def close(self) -> None:
+        """Close both sides, and drop what is still on its way."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 class Stream(Protocol):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hutch.api import Box
 
 TIMED_OUT = 124
+NOT_STARTED = 126  # No process was left for the command; a shell reports the same.
 BROKEN_PIPE = 141
 
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh) -i")
@@ -161,9 +162,7 @@ def report_end(result: Result, attachment: Attachment) -> int:
 def exit_code(result: Result) -> int:
     if result.verdict.cause is Cause.TIMEOUT:
         return TIMED_OUT
-    if result.exit_code is not None:
-        return result.exit_code
-    return 128 + (result.signal or 0)
+    return NOT_STARTED if result.exit_code is None else result.exit_code
 
 
 def as_plain(ended: EndedCommand) -> dict[str, Any]:

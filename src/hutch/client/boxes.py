@@ -1,24 +1,34 @@
 """`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease, and this client keeps it alive."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hutch.client import transfer
+from hutch.client.code import RemoteKernels
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
 from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
-from hutch.errors import LeaseLost, NotFound
+from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.code import CodeResult
+from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 
+if TYPE_CHECKING:
+    from hutch.client.ports import RemoteConnection
+FIRST_READY_PAUSE = 0.02
+LONGEST_READY_PAUSE = 0.5
+"""Seconds between questions whether a box has been created."""
+
 
 class RemoteBox:
-    """One session's handle on one box. With `observing` it has no lease and may only read."""
+    """One session's handle on one box. With `observing` it has no lease and may only read; an `admin` needs none."""
 
     def __init__(
         self,
@@ -28,15 +38,20 @@ class RemoteBox:
         notes: tuple[str, ...] = (),
         *,
         observing: bool = False,
+        admin: bool = False,
         grant: int = 0,
+        on_ready: "Callable[[RemoteBox], Awaitable[None]] | None" = None,
     ) -> None:
+        """`on_ready` is what remains to be done when a box that is still being created runs."""
         self.notes = notes
         self._info = info
-        lease = None if observing else info.lease
-        if not observing and (lease is None or lease.holder != session):
+        self._on_ready = on_ready
+        lease = None if observing or admin else info.lease
+        if not (observing or admin) and (lease is None or lease.holder != session):
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
-        self._handle = Handle(server, session, info.id, lease)
+        self._handle = Handle(server, session, info.id, lease, admin=admin)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
+        self.kernels = RemoteKernels(self._handle, checked_name)
         if lease is not None:
             server.add_handle(session, info.id, lease, grant)
 
@@ -94,6 +109,44 @@ class RemoteBox:
         self._handle.refuse_if_observing("forget")
         await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
 
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "RemoteConnection":
+        from hutch.client.ports import RemoteConnection  # It needs `websockets`, which few callers do.
+
+        self._handle.refuse_if_observing("connect")
+        return await RemoteConnection.open(self._handle, port)
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        return await self._handle.ask(tuple[PortInfo, ...], "GET", "/ports", part="ports", wait=wait or None)
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> Preview:
+        self._handle.refuse_if_observing("url")
+        body = {"public": public, "ttl_sec": ttl_sec}
+        return await self._handle.ask(Preview, "POST", f"/ports/{port}/url", body=body, repeat=Repeat.UNSENT)
+
+    async def previews(self) -> tuple[Preview, ...]:
+        self._handle.refuse_if_observing("previews")
+        return await self._handle.ask(tuple[Preview, ...], "GET", "/previews", part="previews")
+
+    async def revoke(self, preview_id: str) -> None:
+        self._handle.refuse_if_observing("revoke")
+        name = checked_name(preview_id, "preview")
+        await self._handle.ask(type(None), "DELETE", f"/previews/{name}", repeat=Repeat.UNSENT)
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> CodeResult:
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> CodeResult:  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
+
     # --- the box --------------------------------------------------------------------------------------------
 
     async def usage(self) -> Usage:
@@ -105,7 +158,35 @@ class RemoteBox:
 
     @property
     def _looking(self) -> dict[str, str]:
-        return {"Hutch-Session": self._handle.session}
+        return self._handle.credentials() if self._handle.admin else {"Hutch-Session": self._handle.session}
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        self._handle.refuse_if_observing("ready")
+        pause = FIRST_READY_PAUSE
+        try:
+            async with asyncio.timeout(timeout_sec):
+                while await self.state() is State.CREATING:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_READY_PAUSE)
+        except TimeoutError as error:
+            raise Timeout(f"box {self.id} is still being created", remedy="wait longer") from error
+        if self._on_ready is not None:
+            on_ready, self._on_ready = self._on_ready, None
+            await on_ready(self)
+
+    async def mark_created(self) -> None:
+        """Tell the server that the `created` hooks of this program have succeeded."""
+        self._info = await self._handle.ask(BoxInfo, "POST", "/created")
+
+    @property
+    def created_hooks_done(self) -> bool:
+        return self._info.created_hooks_done
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        self._handle.refuse_if_observing("move_to")
+        given = {name: None if value is None else str(value) for name, value in values.items()}
+        body = {"template": template, "kind": kind, "values": given}
+        self._info = await self._handle.ask(BoxInfo, "POST", "/scope", body=body)
 
     async def state(self) -> State:
         return (await self.info()).state
@@ -165,6 +246,8 @@ class RemoteBox:
         if not self._handle.open or self._handle.observing:
             return None
         self._handle.open = False
+        if self._handle.admin:
+            return None
         return self._handle.server.drop_handle(self._handle.session, self.id)
 
 

@@ -39,13 +39,16 @@ class OffHutch:
     def box(self, **spec: Any) -> AbstractAsyncContextManager[Any]:
         self._refuse("create")
 
-    async def create(self, *, key: str = "", **spec: Any) -> NoReturn:
+    async def create(self, *, key: str = "", wait: bool = True, **spec: Any) -> NoReturn:
         self._refuse("create")
 
     def box_for(
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AbstractAsyncContextManager[Any]:
         self._refuse("box_for")
+
+    async def plan(self, **spec: Any) -> NoReturn:
+        self._refuse("plan")
 
     async def import_box(self, file: str | Path, **changes: Any) -> NoReturn:
         self._refuse("import")
@@ -56,10 +59,13 @@ class OffHutch:
     async def observe(self, box_id: str) -> NoReturn:
         self._refuse("observe")
 
+    async def administer(self, box_id: str) -> NoReturn:
+        self._refuse("administer")
+
     async def find(self, text: str) -> NoReturn:
         self._refuse("find")
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes instead of an error, so that lists keep working."""
         return ()
 
@@ -100,6 +106,19 @@ class OffHutch:
     def skills(self) -> NoReturn:
         self._refuse("skills")
 
+    @property
+    def mcp_servers(self) -> NoReturn:
+        self._refuse("mcp_servers")
+
+    async def on_created(self, hook: object) -> NoReturn:
+        self._refuse("on_created")
+
+    async def on_destroyed(self, hook: object) -> NoReturn:
+        self._refuse("on_destroyed")
+
+    async def metrics(self) -> NoReturn:
+        self._refuse("metrics")
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         self._refuse("events")
 
@@ -111,6 +130,9 @@ class OffHutch:
         return Status(
             state=Condition.DISABLED, enabled=False, available=False, reason=reason, remedy="set enabled = true"
         )
+
+    async def shutdown(self) -> None:
+        """Do nothing, since nothing is open."""
 
     async def close(self) -> None:
         """Do nothing, since nothing is open."""

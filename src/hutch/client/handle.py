@@ -17,14 +17,16 @@ CANCEL_SECONDS = 5.0
 
 
 class Handle:
-    """One session's access to one box under one lease. Without a lease it only observes."""
+    """One session's access to one box under one lease. Without a lease it only observes, unless it is an admin's."""
 
-    def __init__(self, server: Server, session: str, box_id: str, lease: Lease | None) -> None:
+    def __init__(self, server: Server, session: str, box_id: str, lease: Lease | None, *, admin: bool = False) -> None:
         self.server = server
         """The server that keeps the box, as far as is known."""
         self.session = session
         self.box_id = box_id
         self.lease = lease
+        self.admin = admin
+        """Whether it acts beside the holder of the lease, which the server allows to admins."""
         self.open = True
         self.is_destroyed = False
         """This handle destroyed the box, so requests fail here without asking the server."""
@@ -32,7 +34,7 @@ class Handle:
 
     @property
     def observing(self) -> bool:
-        return self.lease is None
+        return self.lease is None and not self.admin
 
     def headers(self, **more: str) -> dict[str, str]:
         """Return the headers of a request.
@@ -48,6 +50,8 @@ class Handle:
 
     def credentials(self) -> dict[str, str]:
         """Return the headers that name the session and the lease."""
+        if self.admin:
+            return {"Hutch-Session": self.session, "Hutch-Admin": "yes"}
         if self.lease is None:
             return {"Hutch-Session": self.session, "Hutch-Observe": "true"}
         return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at)}

@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -17,16 +18,23 @@ from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
 from hutch.client.heartbeat import ConnectionListener, Rhythm
+from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
+from hutch.model.spec import EffectiveSpec
+from hutch.model.state import State
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
 
 if TYPE_CHECKING:
+    from hutch.api import CreatedHook, DestroyedHook
     from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
+    from hutch.model.metrics import Metrics
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
@@ -44,6 +52,42 @@ class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
     grant: int = 0
 
 
+def following(method: Method) -> Method:
+    """Call the method again at the server that keeps the box, if this server says that another one does."""
+
+    @functools.wraps(method)
+    async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
+        try:
+            return await method(self, *args, **options)
+        except HeldElsewhere as elsewhere:
+            other = self._others.find(elsewhere).for_session(self.session)
+            return await getattr(other, method.__name__)(*args, **options)
+
+    return cast(Method, call)
+
+
+class OtherServers:
+    """Clients of the servers that share a store with the one this object names, made when a box is found there."""
+
+    def __init__(self, connect: "Callable[[str], RemoteHutch]") -> None:
+        self._connect = connect
+        self._clients: dict[str, RemoteHutch] = {}
+
+    def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
+        """Return the client of the server that the error names. Raises the error if it names none."""
+        url = elsewhere.details.get("url")
+        if not isinstance(url, str) or not url:
+            raise elsewhere
+        if url not in self._clients:
+            self._clients[url] = self._connect(url)
+        return self._clients[url]
+
+    async def close(self) -> None:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+
 class RemoteHutch:
     """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
 
@@ -56,13 +100,22 @@ class RemoteHutch:
         on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
+        self._others = OtherServers(lambda other: self._sibling(other, key, ca, rhythm))
         self._server = Server(
-            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected, elsewhere=elsewhere
+            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
+            elsewhere=elsewhere or (lambda error: self._others.find(error).server),
         )  # fmt: skip
         self._own_session = not session
         self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
+        self._hooks = ClientHooks(self._read_events)
         self._is_view = False
         """This object is a view for another session. The original object closes the connection."""
+
+    def _sibling(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
+        """Return a client of another server that shares this one's store, for the same session."""
+        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm)
+        client._own_session = self._own_session
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,20 +160,31 @@ class RemoteHutch:
             with suppress(LeaseLost):
                 await box.destroy()
 
-    async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
+    async def create(self, *, key: str = "", wait: bool = True, **spec: Any) -> RemoteBox:
         """Create a box. Without a key of the caller one is generated, so a retry never creates two boxes."""
         name = quote(key, safe=_KEY_CHARACTERS) if key else f"once:{secrets.token_hex(16)}"
         headers = self._headers | {"Idempotency-Key": name}
         if roots := granted_roots():
             headers["Hutch-Mount-Roots"] = json.dumps(roots)
-        making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec))
+        making = self._server.ask(
+            BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec), wait=None if wait else False
+        )
         try:
             info = await making
         except asyncio.CancelledError:
             if not key:
                 await asyncio.shield(self._destroy_unclaimed(headers, spec))
             raise
-        return await self._leased(info)
+        if info.state is State.CREATING:
+            return RemoteBox(self._server, self.session, info, on_ready=self._hooks.run_created)
+        box = await self._leased(info)
+        try:
+            await self._hooks.run_created(box)
+        except BaseException:
+            if not key:  # As in this process: a box whose hook fails was not created.
+                await asyncio.shield(self.destroy(box.id, force=True))
+            raise
+        return box
 
     async def _destroy_unclaimed(self, headers: dict[str, str], spec: dict[str, Any]) -> None:
         """Destroy the box of a cancelled creation. Its idempotency key finds it if it was created."""
@@ -136,7 +200,7 @@ class RemoteHutch:
     async def _leased(self, info: BoxInfo) -> RemoteBox:
         """Return a handle. A box that was found by its key may be held by another session."""
         if info.lease is None or info.lease.holder != self.session:
-            return await self.attach(info.id)
+            return await self._attach(info.id)
         return RemoteBox(self._server, self.session, info)
 
     @asynccontextmanager
@@ -148,14 +212,23 @@ class RemoteHutch:
         if template == "task" and not (given.get("task") or given.get("conversation_id")):
             given["task"] = secrets.token_hex(8)  # Chosen here, so that a retry names the same task.
         body = {"template": template, "kind": kind, "values": given, "spec": _plain_spec(dict(spec or {}))}
-        box = self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
+        box = await self._box_of_scope(body)
         try:
+            await self._hooks.run_created(box)
             yield box
         finally:
             await box.release()
 
+    @following
+    async def _box_of_scope(self, body: dict[str, Any]) -> RemoteBox:
+        return self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
+
     def _found(self, found: FoundBox) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes, grant=found.grant)
+
+    async def plan(self, **spec: Any) -> EffectiveSpec:
+        found: EffectiveSpec = await self._ask(EffectiveSpec, "POST", "/v1/plan", body=_plain_spec(spec))
+        return found
 
     async def import_box(
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
@@ -166,32 +239,49 @@ class RemoteHutch:
             FoundBox, "POST", "/v1/boxes/import", content=transfer.read_file(file), repeat=Repeat.NEVER,
             provider=provider, profile=profile, image=image, name=name,
         )  # fmt: skip
-        return self._found(found)
+        box = self._found(found)
+        await self._hooks.run_created(box)
+        return box
 
+    @following
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
+        box = await self._attach(box_id, takeover=takeover)
+        await self._hooks.run_created(box)
+        return box
+
+    async def _attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         path = f"/v1/boxes/{checked_name(box_id, 'box')}"
         lease = await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
         info = await self._ask(BoxInfo, "GET", path)
         return RemoteBox(self._server, self.session, info, grant=int(lease.get("grant", 0)))
 
+    @following
     async def observe(self, box_id: str) -> RemoteBox:
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")
         return RemoteBox(self._server, self.session, info, observing=True)
+
+    @following
+    async def administer(self, box_id: str) -> RemoteBox:
+        path = f"/v1/boxes/{checked_name(box_id, 'box')}"
+        headers = self._headers | {"Hutch-Admin": "yes"}
+        info = await self._server.ask(BoxInfo, "GET", path, headers=headers)
+        return RemoteBox(self._server, self.session, info, admin=True)
 
     async def find(self, text: str) -> BoxInfo:
         found: BoxInfo = await self._ask(BoxInfo, "GET", "/v1/find", text=text)
         return found
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes while the server is down, so that lists keep working."""
         try:
             found: tuple[BoxInfo, ...] = await self._ask(
-                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
+                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER, after=after, limit=limit
             )
         except Unavailable:
             return ()
         return found
 
+    @following
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         await self._ask(type(None), "DELETE", f"/v1/boxes/{checked_name(box_id, 'box')}", force=force)
 
@@ -200,14 +290,19 @@ class RemoteHutch:
     async def current(self) -> str | None:
         return _id(await self._ask(dict[str, Any], "GET", "/v1/session/current"))
 
+    @following
     async def switch(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         checked_name(box_id, "box")
         await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{box_id}")
-        return RemoteBox(self._server, self.session, info)
+        box = RemoteBox(self._server, self.session, info)
+        await self._hooks.run_created(box)
+        return box
 
     async def working(self, **spec: Any) -> RemoteBox:
-        return self._found(await self._ask(FoundBox, "POST", "/v1/session/working", body=_plain_spec(spec)))
+        box = self._found(await self._ask(FoundBox, "POST", "/v1/session/working", body=_plain_spec(spec)))
+        await self._hooks.run_created(box)
+        return box
 
     async def leave(self) -> None:
         await self._ask(type(None), "DELETE", "/v1/session/current")
@@ -254,6 +349,25 @@ class RemoteHutch:
         data, _ = await self._server.get("GET", path, headers=self._headers, **query)
         return data
 
+    async def on_created(self, hook: "CreatedHook") -> None:
+        self._hooks.add_created(hook)
+
+    async def on_destroyed(self, hook: "DestroyedHook") -> None:
+        await self._hooks.add_destroyed(hook)
+
+    async def metrics(self) -> "Metrics":
+        from hutch.model.metrics import Metrics  # Few callers need it, so it is loaded on demand.
+
+        found: Metrics = await self._ask(Metrics, "GET", "/v1/metrics")
+        return found
+
+    async def shutdown(self) -> None:
+        await self._ask(dict[str, Any], "POST", "/v1/shutdown", repeat=Repeat.UNSENT)
+
+    async def _read_events(self, after: int, wait: float) -> tuple[tuple[Event, ...], int]:
+        page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=EVENTS_AT_ONCE, wait=wait)
+        return convert_answer(page["events"], tuple[Event, ...]), page["cursor"]
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         found: list[Event] = []
         while len(found) < limit:
@@ -293,6 +407,8 @@ class RemoteHutch:
         """Close the connections, and release the leases if the session ends here. Boxes live on until they time out."""
         if self._is_view:
             return
+        await self._hooks.close()
+        await self._others.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._own_session:

@@ -7,6 +7,7 @@ refusal runs instead. A check that tries the wall needs `isolation`: where there
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,8 @@ def _claims(capabilities: Capabilities, need: str) -> bool:
     claimed = getattr(capabilities, field)
     if isinstance(claimed, tuple):
         return value in claimed
+    if isinstance(claimed, StrEnum) and value:
+        return claimed == value
     if value:
         claimed = getattr(claimed, value)
     return claimed not in (False, "none")

@@ -68,6 +68,11 @@ class Channel:
         self.on_cancel: Callable[[], None] | None = None
         """Called on CANCEL or a lost connection, and must then answer; without it the answer is `cancelled`."""
 
+    def narrow(self, window: int) -> None:
+        """Make the window of both directions smaller before anything was sent, because there may be many channels."""
+        self._granted = min(self._granted, window)
+        self.credit = min(self.credit, window)
+
     @property
     def writable(self) -> int:
         """Number of bytes that can be sent now without waiting."""

@@ -316,8 +316,9 @@ class Follow:
         self._channel = channel
         self._job = job
         self._cursors = [max(0, stdout), max(0, stderr)]
-        self._is_live_reader = not job.followed and any(pump.reader_at is not None for pump in job.pumps)
-        job.followed = job.followed or self._is_live_reader
+        self._is_live_reader = job.wants_reader and not job.followed and not job.settled
+        if self._is_live_reader:
+            job.attach_reader(self._cursors)
         channel.on_writable = self._step
         channel.on_cancel = self._on_cancel
         job.listeners.append(self._step)

@@ -36,7 +36,7 @@ class Job:
     __slots__ = (
         "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
         "lingering", "listeners", "name", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
-        "started_at", "timed_out", "timeout", "timer", "usage",
+        "started_at", "timed_out", "timeout", "timer", "usage", "wants_reader",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -64,7 +64,9 @@ class Job:
         self.lingering = False
         self.settled = False
         self.followed = False
-        """Whether the live reader that the job waits for has connected."""
+        """Whether the live reader that the job waits for is connected."""
+        self.wants_reader = False
+        """Whether the job was started with `follow`: its output waits for a reader while one is connected."""
         self.cleared = 0
         """Number of stray processes that were killed so that this job could start."""
         self.shared = False
@@ -82,8 +84,16 @@ class Job:
         for listener in tuple(self.listeners):
             run_guarded(listener)
 
+    def attach_reader(self, cursors: Sequence[int]) -> None:
+        """Let the process wait for the live reader, which continues at these positions."""
+        self.followed = True
+        for pump, cursor in zip(self.pumps, cursors, strict=False):
+            pump.reader_at = cursor
+            pump.output.discard = True
+
     def detach_reader(self) -> None:
-        """Stop pausing the process for a live reader, because that reader is gone."""
+        """Stop pausing the process for a live reader, because that reader is gone; another one may come."""
+        self.followed = False
         for pump in self.pumps:
             if pump.reader_at is not None:
                 pump.reader_at = None
@@ -190,6 +200,7 @@ class Jobs:
         self._by_pid[job.pid] = job
         self.by_id[job_id] = job
         if wait_for_reader:
+            job.wants_reader = True
             for pump in job.pumps:
                 pump.reader_at = 0
                 pump.output.discard = True

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from hutch.guest import job_operations
+from hutch.guest import job_operations, ports
 from hutch.guest.channels import Channel, Connection, Fields, Operation
 from hutch.guest.files import driver
 from hutch.guest.files.paths import AT_FDCWD, open_at
@@ -192,6 +192,16 @@ class Guest:
             self._ttl_timer = self.loop.call_later(float(ttl), self._end) if ttl > 0 else None
         channel.reply()
 
+    def view(self, channel: Channel, fields: Fields) -> None:
+        """Write the entries of /proc that show the box's limits. They are files of the box's user."""
+        for name, text in dict(fields["files"]).items():
+            entry = open_at(AT_FDCWD, f"/proc/{os.path.basename(name)}", os.O_WRONLY | os.O_TRUNC)
+            try:
+                os.write(entry, str(text).encode())
+            finally:
+                os.close(entry)
+        channel.reply()
+
     def space(self, channel: Channel, fields: Fields) -> None:
         """Report free blocks and inodes where commands write; a filesystem without an inode count has `files` 0.
 
@@ -245,8 +255,10 @@ _OPERATIONS: dict[str, Operation] = {
     "ping": _ping,
     "clock": Guest.clock,
     "space": Guest.space,
+    "view": Guest.view,
     "usage": Guest.usage,
     **job_operations.OPERATIONS,
+    **ports.OPERATIONS,
     **driver.CHANNEL_OPERATIONS,
 }
 

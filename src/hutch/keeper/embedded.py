@@ -15,7 +15,7 @@ from hutch.errors import LeaseLost
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.records import LOCAL_OWNER
+from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
 from hutch.model.arguments import spec_from_arguments
@@ -25,9 +25,13 @@ from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
+    from hutch.api import CreatedHook, DestroyedHook
+    from hutch.keeper.access.admin import AdminHandle
     from hutch.keeper.access.observe import ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
     from hutch.keeper.skills.skills import LocalSkills
+    from hutch.model.metrics import Metrics
+    from hutch.model.spec import EffectiveSpec
     from hutch.model.status import Status
 
 
@@ -74,11 +78,21 @@ class Hutch:
             with suppress(LeaseLost):
                 await box.destroy()
 
-    async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
+    async def create(self, *, key: str = "", wait: bool = True, **spec: Any) -> BoxHandle:
         """Create a box. `key` makes a retry safe: the same key gives the same box while it lives."""
         await self._start()
-        live = await self._keeper.create(spec_from_arguments(**spec), session=self.session, key=key)
+        asked = spec_from_arguments(**spec)
+        if wait:
+            live = await self._keeper.create(asked, session=self.session, key=key)
+        else:
+            record = await self._keeper.creations.begin(asked, session=self.session, owner=LOCAL_OWNER, key=key)
+            live = await self._keeper.live(record.id)
         return BoxHandle(self._keeper, live, self.session)
+
+    async def plan(self, **spec: Any) -> "EffectiveSpec":
+        """Return the spec that a box would have, without creating one."""
+        await self._start()
+        return await self._keeper.engines.plan(spec_from_arguments(**spec))
 
     @asynccontextmanager
     async def box_for(
@@ -88,12 +102,13 @@ class Hutch:
 
         `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
         """
+        from hutch.keeper.access.moves import scope_labels
         from hutch.keeper.access.scopes import scope
 
         await self._start()
         found_scope = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
-        labels = {**asked.pop("labels", {}), "scope": found_scope.shown}
+        labels = {**asked.pop("labels", {}), **scope_labels(found_scope, kind)}
         live, notes = await self._keeper.box_for_key(
             spec_from_arguments(**asked, labels=labels), found_scope.key, self.session
         )
@@ -124,6 +139,13 @@ class Hutch:
         await self._start()
         live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
         return BoxHandle(self._keeper, live, self.session)
+
+    async def administer(self, box_id: str) -> "AdminHandle":
+        """Return a handle that works beside the holder of the lease. Every operation is logged."""
+        from hutch.keeper.access.admin import AdminHandle
+
+        await self._start()
+        return AdminHandle(self._keeper, await self._keeper.live(box_id), self.session)
 
     def for_session(self, name: str) -> "Hutch":
         """Return a view of the same boxes for another session."""
@@ -171,10 +193,10 @@ class Hutch:
         await self._start()
         return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
-        """Return every box of the store, whoever keeps it, oldest first. This extends no clock."""
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """Return the boxes of the store, whoever keeps them, oldest first. This extends no clock."""
         await self._start()
-        return await self._keeper.views.boxes(LOCAL_OWNER)
+        return await self._keeper.views.boxes(LOCAL_OWNER, after=after, limit=limit)
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """Return the box for observation, without its lease."""
@@ -218,6 +240,27 @@ class Hutch:
 
         return OwnerQuestions(Questions())
 
+    async def on_created(self, hook: "CreatedHook") -> None:
+        """Run `hook` with each new box, until it has succeeded once for that box."""
+
+        async def run(record: BoxRecord) -> None:
+            holder = record.lease.holder if record.lease is not None else self.session
+            box = BoxHandle(self._keeper, await self._keeper.live(record.id), holder)
+            try:
+                await hook(box)
+            finally:
+                box.close()
+
+        self._keeper.hooks.created.append(run)
+
+    async def on_destroyed(self, hook: "DestroyedHook") -> None:
+        """Run `hook` with the event of each box that is gone."""
+        self._keeper.hooks.destroyed.append(hook)
+
+    async def metrics(self) -> "Metrics":
+        """Return what this process has counted."""
+        return self._keeper.counters.metrics(LOCAL_OWNER, self._keeper.boxes())
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         await self._start()
         return await self._keeper.events(after, limit)
@@ -231,6 +274,11 @@ class Hutch:
     async def status(self) -> "Status":
         """Return the condition of the keeper; this always answers."""
         return await self._keeper.views.status(self._keeper.boxes(), self._since)
+
+    async def shutdown(self) -> None:
+        """Close for every session: there is no server to end."""
+        self._is_view = False
+        await self.close()
 
     async def close(self) -> None:
         if not self._is_view:

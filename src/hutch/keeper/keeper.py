@@ -3,9 +3,9 @@
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -17,7 +17,7 @@ from hutch.keeper.access.sessions import Sessions
 from hutch.keeper.access.views import Views
 from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.create import Creator
-from hutch.keeper.boxes.destroy import Hook, Teardown, Unless
+from hutch.keeper.boxes.destroy import Teardown, Unless
 from hutch.keeper.boxes.health import Health
 from hutch.keeper.boxes.live import FoundBox, Live, gone
 from hutch.keeper.boxes.pause import Pauser
@@ -26,7 +26,10 @@ from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
 from hutch.keeper.boxes.update import Updater
 from hutch.keeper.capacity import Capacity, Inventory
+from hutch.keeper.counters import BoxCounters
+from hutch.keeper.creations import Creations
 from hutch.keeper.engines import Engines
+from hutch.keeper.hooks import Hooks
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.skills.mounts import SkillMounts
@@ -39,12 +42,13 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import EffectiveSpec, Spec
+from hutch.model.spec import Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.ports import Ports, PreviewIssuer
     from hutch.keeper.receipts.ledger import Ledger
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
@@ -80,16 +84,16 @@ class Keeper:
         )  # fmt: skip
         self.operations = self.receipts.operations
         self.states = States(store)
-        self.states.witnesses.append(self.receipts.witness)
+        self.counters = BoxCounters()
+        self.hooks = Hooks(self.states)
+        self.creations = Creations(self)
+        self.states.witnesses += [self.receipts.witness, self.counters.on_transition]
+        self.states.listeners += [self.hooks.on_event, self.creations.on_event]
         self.engines = engines or Engines(config)
         self.health = Health(self.states, self.engines)
-        self.created: list[Hook] = []
-        """Hooks that run for each new box after it is leased, until they have succeeded once."""
         self._live: dict[BoxId, Live] = {}
         self._creations: dict[str, asyncio.Task[FoundBox]] = {}
         """Creations in progress by key: concurrent calls with one key give one box, and nobody else waits."""
-        self.reuses: Counter[str] = Counter()
-        """How often a scope found its box again, by profile."""
         self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """It belongs to the store, because keepers that share the store must see each other."""
         self.visiting = visiting
@@ -123,14 +127,26 @@ class Keeper:
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
         self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
-        self.teardown.destroyed_hooks.append(self.skill_mounts.on_destroyed)
+        self.teardown.destroyed_hooks += [
+            self.skill_mounts.on_destroyed,
+            lambda record: self.hooks.finish(record.id),
+        ]
         self.teardown.on_destroyed += [
             self.pool.forget,
             lambda _: self.capacity.notify_freed(),
             _stop_redacting_later,
             lambda live: self.operations.forget(live.record.id),
+            lambda live: self.ports.forget(live) if "ports" in self.__dict__ else None,
         ]
+        self.previews: PreviewIssuer | None = None
+        """Makes addresses for ports; set by the server that serves them."""
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
+
+    @cached_property
+    def ports(self) -> "Ports":
+        from hutch.keeper.access.ports import Ports  # Most boxes only run commands.
+
+        return Ports(self.states, self.health, self.pauser, self.check_owned, self.config.server)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -163,6 +179,8 @@ class Keeper:
                 adopted = await self.reconcile()
             for live in adopted:
                 self._live[live.record.id] = live
+                if live.record.left_at:  # Taking over a box that was left on purpose makes no event.
+                    self.counters.count("adopted", live.record)
             self.taken_over += len(adopted)
         if self._live:
             self._clocks.start()
@@ -207,6 +225,7 @@ class Keeper:
         A conversation's box is left to itself: it waits for the next program that asks for it, as long as it may idle.
         """
         await self._clocks.stop()
+        await self.creations.finish(0.0)
         await self.pool.stop()
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
@@ -230,6 +249,9 @@ class Keeper:
         await self._close_parts()
 
     async def _close_parts(self) -> None:
+        if "ports" in self.__dict__:
+            await self.ports.close()
+        await self.hooks.finish()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
@@ -245,12 +267,6 @@ class Keeper:
         if not key:
             return await self._create(spec, session, owner, "")
         return (await self._find_or_create(spec, session, owner, key)).live
-
-    async def plan(self, spec: Spec) -> EffectiveSpec:
-        """Return what policy would make of this spec for this caller now, without creating anything."""
-        self._check_enabled()
-        _, effective = await self.engines.decide(self._admit(spec))
-        return effective.shown()
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
         """Callers with one key wait for one box, and nobody else waits."""
@@ -279,7 +295,7 @@ class Keeper:
             await self.updater.fit(live, spec)
         live = await self.acquire(live.record.id, session)
         if existed:
-            self.reuses[live.record.spec.profile] += 1
+            self.counters.count("reused", live.record)
         return live, notes
 
     def _admit(self, spec: Spec) -> Spec:
@@ -316,27 +332,12 @@ class Keeper:
             live = await self.creator.create(spec, self._lease(session), owner, key)
         try:
             await self.skill_mounts.ensure_shown(live)
-            await self._run_created_hooks(live)
+            await self.hooks.run_created(live)
         except BaseException:
             await self.teardown.destroy(live, "its created hook failed", EventCause.CREATION_FAILED)
             raise
         self._clocks.start()
         return live
-
-    async def _run_created_hooks(self, live: Live) -> None:
-        """Run the `created` hooks until they have succeeded once.
-
-        A crash in between repeats them; a hook can recognise a repetition by the box's id.
-        """
-        if not self.created or live.record.created_hooks_done:
-            return
-        async with live.created_hooks_lock:
-            if live.record.created_hooks_done:
-                return
-            for hook in self.created:
-                await hook(live.record)
-            async with live.state_lock:
-                await self.states.update(live.record, into=live, created_hooks_done=True)
 
     def _lease(self, session: str) -> Lease:
         return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
@@ -373,20 +374,20 @@ class Keeper:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._held_elsewhere(record)
+                raise await self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._held_elsewhere(record) from faster
+                raise await self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id},
+            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
             remedy="use it from the process that made it, or let that process end first",
         )
 
@@ -405,7 +406,7 @@ class Keeper:
             if live.record.state is State.STOPPED:
                 await self.restore(live)
             await self.skill_mounts.on_adopted(live)
-            await self._run_created_hooks(live)
+            await self.hooks.run_created(live)
         return live
 
     async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:
@@ -475,6 +476,11 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
+        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+            with suppress(Conflict):  # It is in use: the next tick tries again.
+                await self.pauser.pause(live, reason)
+                await self.updater.set_ttl(live, 0.0)
+            return
         await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:

@@ -89,13 +89,6 @@ class Keys:
     async def get(self, key_id: str) -> Key:
         return (await self._stored(key_id)).key
 
-    async def valid(self, key_id: str) -> Key | None:
-        """Return the key with this id; None if there is none, or it is revoked."""
-        if time.monotonic() - self._read_at > CACHE_SECONDS:
-            await self._read()
-        stored = self._known.get(key_id)
-        return stored.key if stored is not None and stored.key.revoked_at is None else None
-
     async def _stored(self, key_id: str) -> _StoredKey:
         await self._read()
         stored = self._known.get(key_id)
@@ -118,15 +111,24 @@ class Keys:
         key_id, _, secret = rest.partition("_")
         if prefix != PREFIX or not secret:
             return None
-        # A key created elsewhere works at once, but many invalid keys do not become as many queries.
-        if time.monotonic() - self._read_at > (CACHE_SECONDS if key_id in self._known else UNKNOWN_CACHE_SECONDS):
-            await self._read()
+        await self._refresh(key_id)
         stored = self._known.get(key_id)
         # The comparison is made even for an unknown id, so that timing does not reveal which ids exist.
         same = hmac.compare_digest(_digest(secret), stored.digest if stored else _NO_DIGEST)
         if stored is None or not same or stored.key.revoked_at is not None:
             return None
         return stored.key
+
+    async def known(self, key_id: str) -> Key | None:
+        """Return the key of this id; None if there is none, or it is revoked."""
+        await self._refresh(key_id)
+        stored = self._known.get(key_id)
+        return stored.key if stored is not None and stored.key.revoked_at is None else None
+
+    async def _refresh(self, key_id: str) -> None:
+        """Read the store again: a key created elsewhere works at once, but many invalid keys make few queries."""
+        if time.monotonic() - self._read_at > (CACHE_SECONDS if key_id in self._known else UNKNOWN_CACHE_SECONDS):
+            await self._read()
 
     async def _read(self) -> None:
         begun = time.monotonic()

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
+from hutch.model.results import JobInfo
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 
@@ -59,6 +60,10 @@ class BoxInfo(Record, frozen=True, kw_only=True):
     lease: Lease | None
     elsewhere: bool = False
     """Whether another live process keeps it, so that it can be seen but not used from here."""
+    created_hooks_done: bool = False
+    """Whether the `created` hooks of an application have succeeded."""
+    jobs: tuple[JobInfo, ...] | None = None
+    """Its jobs, if it was asked about alone and could answer; lists do not ask."""
 
 
 class EventCause(StrEnum):

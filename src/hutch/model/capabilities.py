@@ -16,6 +16,15 @@ class Pause(StrEnum):
     NONE = "none"
 
 
+class NetworkWall(StrEnum):
+    """What keeps a box with network off from the network."""
+
+    NAMESPACE = "namespace"
+    """It has no interface but its loopback."""
+    POLICY = "policy"
+    """It has an interface, and the engine's network refuses what it sends."""
+
+
 class Missing(Record, frozen=True, kw_only=True):
     """One thing this provider cannot do here, why, and how to get it."""
 
@@ -44,6 +53,7 @@ class Capabilities(Record, frozen=True, kw_only=True):
     writable_root: bool = False
     persistent: bool = False
     networks: tuple[NetworkMode, ...] = (NetworkMode.OFF,)
+    network_wall: NetworkWall = NetworkWall.NAMESPACE
     images: tuple[str, ...] = ()
     """Kinds of image references accepted: host, dir, tar, oci."""
     default_image: str = "host"

@@ -61,8 +61,9 @@ class Result(Record, frozen=True, kw_only=True):
 
     job_id: str
     exit_code: int | None
-    """None if a signal ended it."""
+    """128 plus the signal's number if a signal ended it, as a shell reports it; None if it never ran to an end."""
     signal: int | None = None
+    """The signal that ended it; None if it ended by itself."""
     stdout_bytes: bytes = b""
     stderr_bytes: bytes = b""
     stdout_total: int = 0

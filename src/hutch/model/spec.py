@@ -26,6 +26,14 @@ class Retention(StrEnum):
     PERSISTENT = "persistent"
 
 
+class TtlAction(StrEnum):
+    """What becomes of a box whose time to live is over."""
+
+    DESTROY = "destroy"
+    PAUSE = "pause"
+    """It is frozen as soon as nobody uses it, and then has no end until its ttl is set again."""
+
+
 class Isolation(StrEnum):
     """How strongly a provider isolates boxes, weakest first."""
 
@@ -96,6 +104,8 @@ class Spec(Record, frozen=True, kw_only=True):
     retention: Retention | None = None
     idle_timeout_sec: float | None = None
     ttl_sec: float | None = None
+    ttl_action: TtlAction | None = None
+    """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     name: str | None = None
@@ -141,6 +151,7 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     name: str
     min_isolation: Isolation = Isolation.NAMESPACES
     skills: str = "all"
+    ttl_action: TtlAction = TtlAction.DESTROY
     adjustments: tuple[Adjustment, ...] = ()
 
     def shown(self) -> "EffectiveSpec":
@@ -158,3 +169,5 @@ class Order(Record, frozen=True, kw_only=True):
     """Mounts, workspace and image directory as policy allowed them; providers use these, not the names in the spec."""
     orphan_grace_sec: float = 10.0
     """Seconds that the box lives without any keeper."""
+    owner: str = ""
+    """Whose box it is, for people who look at the engine itself."""

@@ -28,6 +28,12 @@ class Status(Record, frozen=True, kw_only=True):
     reason: str = ""
     remedy: str = ""
     provider: str = ""
+    profile: str = ""
+    """The profile of boxes for which none is named."""
+    idle_timeout_sec: float = 0.0
+    """Seconds after which an unused box of that profile ends; 0 never."""
+    ttl_sec: float = 0.0
+    """Seconds after which a box of that profile ends in any case; 0 never."""
     version: str = ""
     keeper: str = ""
     uptime_sec: float = 0.0

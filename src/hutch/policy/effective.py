@@ -21,6 +21,7 @@ from hutch.model.spec import (
     Mount,
     MountMode,
     Spec,
+    TtlAction,
     Workspace,
 )
 from hutch.policy import grades, requirements, values
@@ -84,6 +85,7 @@ def effective(
         retention=choices.choose("retention", spec.retention, profile.retention),
         idle_timeout_sec=choices.clock("idle_timeout_sec", spec.idle_timeout_sec, profile.idle_timeout_sec),
         ttl_sec=choices.clock("ttl_sec", spec.ttl_sec, profile.ttl_sec),
+        ttl_action=spec.ttl_action or TtlAction.DESTROY,
         labels=choices.merge("labels", spec.labels, profile.labels),
         ports=choices.choose("ports", spec.ports or None, profile.ports),
         name=spec.name or "",

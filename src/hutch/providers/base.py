@@ -22,6 +22,7 @@ from hutch.model.spec import CheckedMount, EffectiveSpec, Order
 
 if TYPE_CHECKING:
     from hutch.api import Files
+    from hutch.model.ports import PortInfo
 
 CONTRACT = 1
 
@@ -118,6 +119,36 @@ class Process(ABC):
         """
 
 
+class PortStream(ABC):
+    """A TCP connection to a port inside a box. Reading and writing wait for the other end, so memory is bounded."""
+
+    @abstractmethod
+    async def receive(self) -> bytes:
+        """Return the next bytes; none when the program in the box has ended its side.
+
+        Raises:
+            PortClosed: The program reset the connection.
+            Unavailable, BoxBroken: The box cannot be reached, or is dead.
+        """
+
+    @abstractmethod
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send bytes, and wait until the box accepts more.
+
+        Raises:
+            PortClosed: The program reads no more.
+            Unavailable, BoxBroken: As for `receive`.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End our side; the program in the box may still send. A second call is fine."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. A second call is fine."""
+
+
 class Instance(ABC):
     """A live box. Several callers may use it at once; every method is safe to cancel."""
 
@@ -127,6 +158,14 @@ class Instance(ABC):
     @abstractmethod
     def files(self) -> "Files":
         """The files inside the box, with the rights of the box's user."""
+
+    def files_as(self, user: str) -> "Files":
+        """Return the files with the rights of another user.
+
+        Raises:
+            Unsupported: This engine has the box's user only.
+        """
+        raise Unsupported(f"files of this engine's boxes are its user's, not {user!r}'s", op="files")
 
     @abstractmethod
     async def run(self, command: Command) -> Result:
@@ -165,6 +204,32 @@ class Instance(ABC):
         Raises:
             Conflict: It still runs.
         """
+
+    async def connect(self, port: int) -> PortStream:
+        """Connect to a TCP port on the box's own loopback, whatever its network.
+
+        Raises:
+            PortClosed: Nothing accepts connections there.
+            Unsupported: The engine has no way to the ports of a box.
+            QuotaExceeded: Too many connections are open.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="connect")
+
+    async def ports(self) -> tuple["PortInfo", ...]:
+        """Return the TCP ports on which programs in the box listen.
+
+        Raises:
+            Unsupported: As for `connect`.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="ports")
+
+    def watch_ports(self) -> AsyncIterator[tuple["PortInfo", ...]]:
+        """Yield the listening ports now and after each change, until the caller stops.
+
+        Raises:
+            Unsupported: As for `connect`.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="ports")
 
     @abstractmethod
     async def check(self) -> None:

@@ -14,6 +14,7 @@ BUILT_IN = {
     "nsjail": "hutch.providers.nsjail.provider:NsjailProvider",
     "e2b": "hutch.providers.e2b.provider:E2BProvider",
     "boxlite": "hutch.providers.boxlite.provider:BoxLiteProvider",
+    "kubernetes": "hutch.providers.kubernetes.provider:KubernetesProvider",
     "host": "hutch.providers.host.provider:HostProvider",
 }
 """Where each is: imported when it is first asked for, and without the 10 ms that reading entry points costs."""

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hutch import logs, telemetry
-from hutch.errors import HutchError, Unauthenticated
+from hutch.errors import HeldElsewhere, HutchError, Unauthenticated
 from hutch.keeper.access.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
@@ -240,6 +240,9 @@ class Exchange:
             headers["www-authenticate"] = "Bearer"
         if error.retry_after is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after))
+        if isinstance(error, HeldElsewhere) and (url := error.details.get("url")):
+            # 307 keeps method and body. The answer is the same error, for clients that know how to follow it.
+            status, headers["location"] = 307, f"{url}{call.target}"
         body = encode_json(error_to_wire(error, call.op))
         await self._start(status, JSON, {"content-length": str(len(body)), **headers})
         await self._body(body, more=False)

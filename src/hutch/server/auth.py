@@ -76,7 +76,8 @@ class Authenticator:
         self._key_buckets: dict[str, TokenBucket] = {}
         self._address_buckets: dict[str, TokenBucket] = {}
         own = frozenset() if table.host in _WILDCARDS else frozenset({table.host.lower()})
-        self._hosts = _LOCAL_NAMES | own | {host.lower() for host in table.hosts}
+        advertised = {_host_name(urlsplit(table.advertise).netloc)} if table.advertise else set()
+        self._hosts = _LOCAL_NAMES | own | advertised | {host.lower() for host in table.hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
 
     def check_origin(self, headers: Mapping[str, str], scheme: str) -> None:
@@ -191,6 +192,17 @@ class Authenticator:
         if not websocket and scope["method"] not in ("GET", "HEAD") and not csrf_matches(cookie, headers):
             raise Refused("this change does not carry the session's token", remedy="reload the page")
         return found[1]
+
+    async def trust(self, key_id: str, session: str) -> Caller | None:
+        """The caller behind a credential that names a key and was checked already; None if the key is revoked.
+
+        Doors give out such credentials: they end with the key, and act within its rights.
+        """
+        key = await self._keys.known(key_id)
+        if key is None:
+            return None
+        self._count(self._key_buckets, key.id, "with this key")
+        return Caller(key_id=key.id, role=key.role, owner=key.owner, session=session, rights=self._rights_of(key))
 
 
 def _over_all(headers: Mapping[str, str], role: Role) -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hutch.server.auth import Authenticator
 from hutch.server.dashboard.pages import DashboardDoor
+from hutch.server.previews.door import PreviewDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -45,4 +46,14 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
-    return Doors((DashboardDoor(),))
+    from hutch.server.e2b.door import E2BDoor
+    from hutch.server.langbot.door import LangBotDoor
+
+    return Doors(
+        (
+            PreviewDoor(service, auth, service.previews),
+            E2BDoor(service, auth),
+            LangBotDoor(service, auth),
+            DashboardDoor(),
+        )
+    )

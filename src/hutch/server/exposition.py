@@ -26,6 +26,7 @@ _BOX_COUNTERS = {
     "created": "Boxes created.",
     "claimed": "Boxes of the pool given to their first owner.",
     "adopted": "Boxes taken over from a keeper that died.",
+    "reused": "Boxes that their scope found again.",
     "health_check_failures": "Boxes that failed a health check.",
 }
 
@@ -57,13 +58,11 @@ class MetricsCollector(Collector):
         yield from self._receipts()
 
     def _boxes(self) -> Iterator[Metric]:
-        metrics, default = self._metrics, {self._keeper.config.profile: 0}
+        counters, default = self._keeper.counters, {self._keeper.config.profile: 0}
         for name, description in _BOX_COUNTERS.items():
-            counts = {profile: count for (kind, profile), count in metrics.boxes.items() if kind == name}
-            yield _counter(f"hutch_boxes_{name}", description, ("profile",), _single({**default, **counts}))
-        reused = _single({**default, **self._keeper.reuses})
-        yield _counter("hutch_boxes_reused", "Boxes that their scope found again.", ("profile",), reused)
-        ends = metrics.cleaned.items()
+            counts = {**default, **counters.by_profile(name)}
+            yield _counter(f"hutch_boxes_{name}", description, ("profile",), _single(counts))
+        ends = counters.ends().items()
         yield _counter(
             "hutch_boxes_cleaned", "Boxes that are gone, by the kind of their end.", ("reason", "profile"), ends
         )

@@ -1,4 +1,4 @@
-"""Counts what happens to boxes, commands and requests, for `GET /metrics`.
+"""Counts commands and requests for `GET /metrics`; the keeper counts boxes itself.
 
 Every label has a bounded set of values: states, causes, codes, profiles of the configuration, operations of Hutch. No
 name that a caller chooses becomes a label. Counting is a dictionary update; `exposition` turns the counts into text.
@@ -9,15 +9,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keeper import Keeper
-from hutch.model.boxes import Event, EventCause
 from hutch.model.receipts import Receipt
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper bounds of the histograms in seconds."""
-
-_EVENT_KINDS = frozenset({"created", "claimed", "adopted"})
 
 
 class Histogram:
@@ -41,10 +37,6 @@ class Metrics:
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
         self.started_at = time.time()
-        self.boxes: Counter[tuple[str, str]] = Counter(("adopted", record.spec.profile) for record in keeper.boxes())
-        """By what happened, and profile."""
-        self.cleaned: Counter[tuple[str, str]] = Counter()
-        """By kind of end, and profile."""
         self.failures: Counter[str] = Counter()
         self.requests: Counter[tuple[str, int]] = Counter()
         self.verdicts: Counter[str] = Counter()
@@ -57,18 +49,6 @@ class Metrics:
         """Gives the open connections of each socket; set by the code that runs the servers."""
         self.held: Callable[[], Mapping[str, int]] = dict
         """Gives the bytes held for callers, now and at most; set by the service."""
-
-    def on_transition(self, _: BoxRecord | None, record: BoxRecord, event: Event | None) -> None:
-        """Count a state change; the keeper calls this for each."""
-        if event is None:
-            return
-        profile = record.spec.profile
-        if event.kind in _EVENT_KINDS:
-            self.boxes[event.kind, profile] += 1
-        elif event.kind == "gone":
-            self.cleaned[event.cause, profile] += 1
-        elif event.cause == EventCause.HEALTH_CHECK:
-            self.boxes["health_check_failures", profile] += 1
 
     def on_receipt(self, receipt: Receipt) -> None:
         """Count an operation that ended; the keeper calls this for each."""

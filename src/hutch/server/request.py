@@ -99,6 +99,13 @@ class Call:
         )  # fmt: skip
 
     @property
+    def target(self) -> str:
+        """Path and query as the client sent them."""
+        query = self._scope["query_string"].decode("ascii", "replace")
+        path = self._scope["raw_path"].decode("ascii", "replace").partition("?")[0]
+        return f"{path}?{query}" if query else path
+
+    @property
     def has_query(self) -> bool:
         return bool(self._scope["query_string"])
 
@@ -199,16 +206,19 @@ class Call:
         The body must have been read, because a disconnect is received only after it. Raises ClientDisconnected.
         """
         disconnect = asyncio.ensure_future(self._wait_for_disconnect())
+        working = True
         try:
             async with asyncio.timeout(None) as scope:
 
                 def cancel(_: object) -> None:
-                    scope.reschedule(0.0)
+                    if working:  # The end of an answer counts as a disconnect too, and both may come in one turn.
+                        scope.reschedule(0.0)
 
                 disconnect.add_done_callback(cancel)
                 try:
                     return await work
                 finally:
+                    working = False
                     disconnect.remove_done_callback(cancel)
         except TimeoutError:
             if not scope.expired():

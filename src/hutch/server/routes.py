@@ -12,9 +12,12 @@ from typing import Any, get_type_hints
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
 from hutch.model.mcp import McpServerInfo
+from hutch.model.metrics import Metrics
+from hutch.model.ports import Preview
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
@@ -27,6 +30,7 @@ from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
     boxes,
+    code,
     commands,
     events,
     export,
@@ -34,6 +38,7 @@ from hutch.server.handlers import (
     images,
     jobs,
     mcp_servers,
+    ports,
     questions,
     receipts,
     sessions,
@@ -115,6 +120,7 @@ class Route:
 _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
+_KERNEL = f"{_BOX}/kernels/{{kernel}}"
 _SKILL = "/v1/skills/{skill}"
 _IMAGE = "/v1/images/{image}"
 _MCP = "/v1/mcp-servers/{mcp_server}"
@@ -126,6 +132,9 @@ ROUTES = (
     Route("GET", "/metrics", about.metrics, May.MONITOR, str),
     Route("GET", "/v1/openapi.json", about.openapi, May.READ, dict),
     Route("GET", "/v1/status", about.status, May.READ, Status),
+    Route("GET", "/v1/metrics", about.counts, May.READ, Metrics),
+    Route("POST", "/v1/shutdown", about.shutdown, May.ADMIN, about.ShutdownBegun, status=(202,),
+          fails=("unsupported",)),
     Route("GET", "/v1/profiles", about.profiles, May.READ, about.ProfileList),
     Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList, fails=("not_found",)),
     Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True, streams={events.SSE: Event},
@@ -218,12 +227,14 @@ ROUTES = (
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
-    Route("POST", "/v1/boxes/plan", boxes.plan, May.CHANGE, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
+    Route("POST", "/v1/plan", boxes.plan, May.READ, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
     Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
           fails=(*BOX_ERRORS, *FILE_ERRORS)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
+    Route("POST", f"{_BOX}/created", boxes.mark_created, May.CHANGE, BoxInfo),
+    Route("POST", f"{_BOX}/scope", boxes.move, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=FILE_ERRORS),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
     Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),
@@ -236,6 +247,10 @@ ROUTES = (
     Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, ExecResult, long=True,
           streams={NDJSON: ExecLine, BYTES: bytes}, headers=("Hutch-Operation", "Hutch-Again")),
     Route("DELETE", f"{_BOX}/operations/{{operation}}", commands.cancel, May.CHANGE),
+    Route("GET", f"{_BOX}/ports", ports.list_ports, May.READ, ports.PortList, long=True),
+    Route("POST", f"{_BOX}/ports/{{port}}/url", ports.open_url, May.CHANGE, Preview, status=(201,)),
+    Route("GET", f"{_BOX}/previews", ports.list_previews, May.CHANGE, ports.PreviewList),
+    Route("DELETE", f"{_BOX}/previews/{{preview}}", ports.revoke, May.CHANGE),
     Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
     Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,),
           headers=("Hutch-Operation", "Hutch-Again")),
@@ -247,6 +262,13 @@ ROUTES = (
     Route("POST", f"{_JOB}/signal", jobs.signal, May.CHANGE),
     Route("POST", f"{_JOB}/resize", jobs.resize, May.CHANGE),
     Route("POST", f"{_JOB}/wait", jobs.wait, May.READ, ExecResult, long=True),
+    Route("POST", f"{_BOX}/code", code.run, May.CHANGE, CodeResult, long=True, streams={NDJSON: code.CodeLine},
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("GET", f"{_BOX}/kernels", code.list_kernels, May.READ, code.KernelList),
+    Route("POST", f"{_BOX}/kernels", code.start, May.CHANGE, KernelInfo, status=(201,)),
+    Route("POST", f"{_KERNEL}/interrupt", code.interrupt, May.CHANGE),
+    Route("POST", f"{_KERNEL}/restart", code.restart, May.CHANGE, KernelInfo),
+    Route("DELETE", _KERNEL, code.remove, May.CHANGE),
     Route("GET", _FILES, files.list_files, May.READ, files.FileList, long=True),
     Route("GET", f"{_FILES}/content", files.read, May.READ, bytes, long=True, status=(200, 206), headers=("Range",)),
     Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo, raw=True),

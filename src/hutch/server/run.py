@@ -105,6 +105,7 @@ async def _serve(
 ) -> None:
     config = keeper.config
     service = Service(keeper)
+    service.stop_requested = stop_requested
     await asyncio.to_thread(service.spool.clear)
     first_key = await _create_first_key(service, report)
     await _report_default_rights(service, report)
@@ -124,6 +125,7 @@ async def _serve(
             apps.append(_app(service, mounts, unix=False))
             servers.append((_tcp_server(apps[1], service), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
+            service.previews.listen(url)
         service.metrics.connections = lambda: {
             name: server.open_connections for name, (server, _) in zip(("unix", "tcp"), servers, strict=False)
         }
@@ -158,7 +160,7 @@ async def _serve(
             await asyncio.wait(unfinished, timeout=table.drain_sec)
         starting.cancel()
         await hostings.close()
-        await service.creations.finish(table.drain_sec)
+        await service.keeper.creations.finish(table.drain_sec)
         await service.operations.finish()
     finally:
         for _, listening in servers:
@@ -204,7 +206,7 @@ class EmbeddedServer:
         for _, stop_requested in self._running:
             stop_requested.set()
         await asyncio.gather(*(task for task, _ in self._running))
-        await self._service.creations.finish(self._service.config.server.drain_sec)
+        await self._service.keeper.creations.finish(self._service.config.server.drain_sec)
         await self._service.operations.finish()
 
 

@@ -19,8 +19,8 @@ from hutch.server.dashboard.readings import RecentEvents, Usages
 from hutch.server.dashboard.sign_ins import SignIns
 from hutch.server.http.connections import Connections, descriptors
 from hutch.server.metrics import Metrics
+from hutch.server.previews.issuer import Previews
 from hutch.server.state.budget import Budget
-from hutch.server.state.creations import Creations
 from hutch.server.state.image_pulls import Pulls
 from hutch.server.state.operations import Operations
 from hutch.server.state.presence import Presence
@@ -70,7 +70,6 @@ class Service:
         self.keys = Keys(keeper.store)
         self.sign_ins = SignIns(keeper.store, self.keys)
         self.metrics = Metrics(keeper)
-        self.creations = Creations(keeper)
         self.budget = Budget(self.config.server)
         self.metrics.held = self.budget.usage
         self.operations = Operations(self.budget)
@@ -79,6 +78,7 @@ class Service:
         self.presence = Presence()
         self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()
+        self.previews = Previews(keeper, frozenset(host.lower() for host in self.config.server.hosts))
         self.hostings: Hostings
         """MCP servers in boxes; set after construction, because they need the service."""
         self.event_signal = EventSignal()
@@ -86,17 +86,13 @@ class Service:
         self.usages = Usages(keeper)
         self.draining = asyncio.Event()
         """Set when the server begins to stop: streams and waits that never end by themselves end then."""
+        self.stop_requested: asyncio.Event | None = None
+        """Set to end the server; None in a process that serves its own boxes to others."""
         self._waiting: set[asyncio.Timeout] = set()
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
         self._rights: dict[str, Rights] = {}
-        keeper.states.listeners += [
-            self.recent_events.add,
-            self.event_signal.notify,
-            self.creations.on_event,
-            self.presence.on_event,
-        ]
-        keeper.states.witnesses.append(self.metrics.on_transition)
+        keeper.states.listeners += [self.recent_events.add, self.event_signal.notify, self.presence.on_event]
         keeper.operations.listeners.append(self.metrics.on_receipt)
 
     def drain(self) -> None:

@@ -52,7 +52,7 @@ class ExecResult(Record, frozen=True, kw_only=True):
 
     job_id: str
     exit_code: int | None
-    """null if a signal ended the command."""
+    """128 plus the signal's number if a signal ended the command; null if it never ran to an end."""
     signal: int | None
     stdout: str
     stdout_base64: str | msgspec.UnsetType = msgspec.UNSET

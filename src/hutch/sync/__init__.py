@@ -4,8 +4,24 @@ One background thread runs the event loop; every call passes its coroutine to it
 from the protocols in `hutch.api`, so that the two forms cannot differ.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from hutch.sync.boxes import Box, Files, Job, Stream, Watch
 from hutch.sync.hutch import Hutch
-from hutch.sync.resources import Questions, Receipts, Skills, Volumes
+from hutch.sync.resources import McpServers, Questions, Receipts, Skills, Volumes
 
-__all__ = ["Box", "Files", "Hutch", "Job", "Questions", "Receipts", "Skills", "Stream", "Volumes", "Watch"]
+if TYPE_CHECKING:
+    from hutch.sync.tools import Tools
+
+__all__ = [
+    "Box", "Files", "Hutch", "Job", "McpServers", "Questions", "Receipts", "Skills", "Stream", "Tools", "Volumes",
+    "Watch",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Tools":  # Loaded at first use: most programs give no tools to a model.
+        from hutch.sync.tools import Tools
+
+        return Tools
+    raise AttributeError(name)

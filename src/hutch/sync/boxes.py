@@ -1,6 +1,7 @@
 """A box, its files, jobs and streams without `await`."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import ParamSpec, Self, TypeVar
 
 from hutch import api
@@ -96,6 +97,41 @@ class Stream:
         return self._inner.result
 
 
+class PortConnection:
+    """A TCP connection to a port of a box; see `hutch.api.PortConnection`."""
+
+    def __init__(self, portal: Portal, inner: api.PortConnection) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    receive = blocking(api.PortConnection.receive)
+    send = blocking(api.PortConnection.send)
+    end = blocking(api.PortConnection.end)
+    close = blocking(api.PortConnection.close)
+
+
+class Kernels:
+    """The code interpreters of a box; see `hutch.api.Kernels`."""
+
+    def __init__(self, portal: Portal, inner: api.Kernels) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    start = blocking(api.Kernels.start)
+    all = blocking(api.Kernels.all)
+    run = blocking(api.Kernels.run)
+    stream = streaming(api.Kernels.stream)
+    interrupt = blocking(api.Kernels.interrupt)
+    restart = blocking(api.Kernels.restart)
+    remove = blocking(api.Kernels.remove)
+
+
 class Box:
     """A handle on one box; see `hutch.api.Box`."""
 
@@ -103,6 +139,10 @@ class Box:
         self._portal = portal
         self._inner = inner
         self.files = Files(portal, inner.files)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self._portal, self._inner.kernels)
 
     @property
     def id(self) -> str:
@@ -126,14 +166,23 @@ class Box:
     jobs = blocking(api.Box.jobs)
     job = wrapping(Job, api.Box.job)
     forget = blocking(api.Box.forget)
+    connect = wrapping(PortConnection, api.Box.connect)
+    ports = blocking(api.Box.ports)
+    url = blocking(api.Box.url)
+    previews = blocking(api.Box.previews)
+    revoke = blocking(api.Box.revoke)
+    python = blocking(api.Box.python)
+    code = blocking(api.Box.code)
     usage = blocking(api.Box.usage)
     info = blocking(api.Box.info)
+    ready = blocking(api.Box.ready)
     state = blocking(api.Box.state)
     pause = blocking(api.Box.pause)
     resume = blocking(api.Box.resume)
     stop = blocking(api.Box.stop)
     rename = blocking(api.Box.rename)
     change = blocking(api.Box.change)
+    move_to = blocking(api.Box.move_to)
     renew = blocking(api.Box.renew)
     release = blocking(api.Box.release)
     export = blocking(api.Box.export)

@@ -1,14 +1,16 @@
 """`Hutch` without `await`."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, ParamSpec, Self, TypeVar
 
 from hutch import api
 from hutch.front import Hutch as AsyncHutch
+from hutch.model.boxes import Event
 from hutch.sync.boxes import Box
 from hutch.sync.portal import Portal, blocking, wrapping
-from hutch.sync.resources import Questions, Receipts, Skills, Volumes
+from hutch.sync.resources import McpServers, Questions, Receipts, Skills, Volumes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,9 +76,11 @@ class Hutch:
             self._portal.run(_leave(found))
 
     create = wrapping(Box, api.Hutch.create)
+    plan = blocking(api.Hutch.plan)
     import_box = wrapping(Box, api.Hutch.import_box)
     attach = wrapping(Box, api.Hutch.attach)
     observe = wrapping(Box, api.Hutch.observe)
+    administer = wrapping(Box, api.Hutch.administer)
     find = blocking(api.Hutch.find)
     boxes = blocking(api.Hutch.boxes)
     destroy = blocking(api.Hutch.destroy)
@@ -89,6 +93,24 @@ class Hutch:
     events = blocking(api.Hutch.events)
     providers = blocking(api.Hutch.providers)
     status = blocking(api.Hutch.status)
+    metrics = blocking(api.Hutch.metrics)
+    shutdown = blocking(api.Hutch.shutdown)
+
+    def on_created(self, hook: Callable[[Box], None]) -> None:
+        """Run `hook` in a thread with each new box; see `hutch.api.Hutch.on_created`."""
+
+        async def run(box: api.Box) -> None:
+            await asyncio.to_thread(hook, Box(self._portal, box))
+
+        self._portal.run(self._inner.on_created(run))
+
+    def on_destroyed(self, hook: Callable[[Event], None]) -> None:
+        """Run `hook` in a thread with the event of each box that is gone; see `hutch.api.Hutch.on_destroyed`."""
+
+        async def run(event: Event) -> None:
+            await asyncio.to_thread(hook, event)
+
+        self._portal.run(self._inner.on_destroyed(run))
 
     @property
     def volumes(self) -> Volumes:
@@ -105,6 +127,10 @@ class Hutch:
     @property
     def skills(self) -> Skills:
         return Skills(self._portal, self._inner.skills)
+
+    @property
+    def mcp_servers(self) -> McpServers:
+        return McpServers(self._portal, self._inner.mcp_servers)
 
     def close(self) -> None:
         if not self._borrowed and not self._portal.forked:  # a fork leaves its parent's boxes alone

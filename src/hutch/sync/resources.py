@@ -1,4 +1,4 @@
-"""Volumes, receipts, questions and skills without `await`."""
+"""Volumes, receipts, questions, MCP servers and skills without `await`."""
 
 from typing import ParamSpec, TypeVar
 
@@ -50,6 +50,25 @@ class Questions:
     waiting = blocking(api.Questions.waiting)
     answer = blocking(api.Questions.answer)
     ask = blocking(api.Questions.ask)
+
+
+class McpServers:
+    """MCP servers in boxes; see `hutch.api.McpServers`."""
+
+    def __init__(self, portal: Portal, inner: api.McpServers) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    all = blocking(api.McpServers.all)
+    info = blocking(api.McpServers.info)
+    add = blocking(api.McpServers.add)
+    remove = blocking(api.McpServers.remove)
+    start = blocking(api.McpServers.start)
+    stop = blocking(api.McpServers.stop)
+    restart = blocking(api.McpServers.restart)
+    logs = blocking(api.McpServers.logs)
+    tools = blocking(api.McpServers.tools)
+    call = blocking(api.McpServers.call)
 
 
 class Skills:

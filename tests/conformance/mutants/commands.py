@@ -124,11 +124,18 @@ class KillsBoxOnTimeout(Mutant):
             return result
 
 
-class TellsSignalsAsShellsDo(Mutant):
+class HidesSignals(Mutant):
     kills = ("exec.signal_death", "jobs.signal")
 
     def result(self, result: Result) -> Result:
-        return result.but(exit_code=128 + result.signal, signal=None) if result.signal else result
+        return result.but(signal=None)
+
+
+class HasNoExitCodeForSignals(Mutant):
+    kills = ("exec.signal_death", "jobs.signal")
+
+    def result(self, result: Result) -> Result:
+        return result.but(exit_code=None) if result.signal else result
 
 
 class IgnoresHangups(Mutant):

@@ -143,7 +143,7 @@ def test_a_childs_programs_can_be_written_for_every_machine(
     for template in templates:
         texts = [
             written.enter(4), written.begin(template, host_mounts), written.name_servers("n", host_mounts),
-            written.finish(template, child_steps.BoxParameters(1 << 20, 100, 64, 16, host_mounts), "box"),
+            written.finish(template, child_steps.BoxParameters(1 << 20, 100, 64, 16, host_mounts, 1.5, 512), "box"),
         ]  # fmt: skip
         ends = [marshal.loads(text)[1] for text in texts]
         assert ends[:3] == [None] * 3

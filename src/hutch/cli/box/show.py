@@ -238,9 +238,9 @@ def job_row(job: JobInfo) -> tuple[str, ...]:
 
 
 def _ended(job: JobInfo) -> str:
-    if job.exit_code is not None:
-        return f"exit {job.exit_code}"
-    return f"signal {job.signal}" if job.signal else str(job.state)
+    if job.signal is not None:
+        return f"signal {job.signal}"
+    return f"exit {job.exit_code}" if job.exit_code is not None else str(job.state)
 
 
 def _remaining(box: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import signal
 from hutch.conformance.claims import holds, raises, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
-from hutch.errors import Invalid, NotRunnable, Unsupported
+from hutch.errors import Invalid, NotRunnable
 from hutch.model.results import Cause
 from hutch.providers.base import Instance
 
@@ -128,9 +128,9 @@ async def check_bad_cwd(bench: Workbench) -> None:
 
 @check("exec")
 async def check_unknown_user(bench: Workbench) -> None:
-    """A user that the box does not have is NotRunnable or Unsupported; the command never runs as somebody else."""
+    """A user that the box does not have is NotRunnable, and the command never runs as somebody else."""
     async with bench.plain_box() as box:
-        with raises(NotRunnable, Unsupported, what="running as nobody-of-that-name"):
+        with raises(NotRunnable, what="running as nobody-of-that-name"):
             await bench.run(box, ("touch", "/tmp/ran"), user="nobody-of-that-name")
         holds(not await box.files.exists("/tmp/ran"), "the command ran as somebody else")
 
@@ -171,7 +171,7 @@ async def check_timeout(bench: Workbench) -> None:
         script = "echo before; sleep 7391 & sleep 7391; echo after"
         result = await bench.run(box, ("sh", "-c", script), timeout_sec=0.4)
         same(result.verdict.cause, Cause.TIMEOUT, "cause")
-        same(result.exit_code, None, "exit code of a killed command")
+        same(result.exit_code, 137, "exit code of a killed command")
         same(result.stdout_bytes, b"before\n", "output before the timeout")
         await bench.until(lambda: _none(bench, box, "7391"), "the end of the group's other processes")
 
@@ -190,11 +190,11 @@ async def check_timeout_keeps_box(bench: Workbench) -> None:
 
 @check("exec")
 async def check_signal_death(bench: Workbench) -> None:
-    """A command that a signal ended has that signal, no exit code and the verdict signal."""
+    """A command that a signal ended has that signal, 128 plus its number as exit code, and the verdict signal."""
     async with bench.plain_box() as box:
         for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGABRT):
             result = await bench.run(box, ("sh", "-c", f"kill -{number:d} $$; sleep 60"))
-            same((result.exit_code, result.signal), (None, int(number)), "exit code and signal")
+            same((result.exit_code, result.signal), (128 + number, int(number)), "exit code and signal")
             same(result.verdict.cause, Cause.SIGNAL, "cause")
 
 

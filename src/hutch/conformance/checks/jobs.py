@@ -165,7 +165,7 @@ async def check_signal(bench: Workbench) -> None:
         await bench.read_until(job, b"child too\n")
         await job.signal(signal.SIGKILL)
         result = await bench.ended(job)
-        same((result.exit_code, result.signal), (None, int(signal.SIGKILL)), "exit code and signal")
+        same((result.exit_code, result.signal), (128 + signal.SIGKILL, int(signal.SIGKILL)), "exit code and signal")
 
 
 @check("jobs")

@@ -27,7 +27,7 @@ async def check_memory(bench: Workbench) -> None:
     """A command that needs more memory than the box has is killed with the verdict oom; the box goes on."""
     async with bench.box(memory_mb=64, disk_mb=16) as box:
         result = await bench.run(box, HOG)
-        same((result.verdict.cause, result.exit_code), (Cause.OOM, None), "cause and exit code")
+        same((result.verdict.cause, result.exit_code), (Cause.OOM, 137), "cause and exit code")
         _explains(result, "memory")
         await bench.answers(box)
 

@@ -11,7 +11,7 @@ from hutch.model.spec import NetworkMode
 from hutch.providers.base import Instance
 
 
-@check("network", needs="isolation")
+@check("network", needs="isolation network_wall.namespace")
 async def check_off(bench: Workbench) -> None:
     """With network off a box has its loopback and nothing else: no other interface, no route."""
     async with bench.box() as box:

@@ -1,13 +1,14 @@
 """The handle on a box that an application holds: it implements the public protocol over a live box."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import BoxBroken, HutchError, LeaseLost, Unavailable
+from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable, Unsupported
 from hutch.keeper.access.jobs import JobHandle, StreamHandle, command_details
-from hutch.keeper.access.views import box_info
+from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
@@ -22,7 +23,11 @@ from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.code import KernelsHandle
     from hutch.keeper.access.files import GuardedFiles
+    from hutch.keeper.access.ports import BoxStream, PreviewIssuer
+    from hutch.model.code import CodeResult
+    from hutch.model.ports import PortInfo, Preview
 
 
 class BoxHandle:
@@ -55,6 +60,13 @@ class BoxHandle:
         from hutch.keeper.access.files import GuardedFiles  # Many boxes only run a command.
 
         return GuardedFiles(self)
+
+    def files_as(self, user: str) -> "GuardedFiles":
+        """Return the files with the rights of another user of the box. Refused if the caller may not act as root."""
+        from hutch.keeper.access.files import GuardedFiles
+
+        rights.check_user(user, self.spec.user, rights.current())
+        return GuardedFiles(self, user)
 
     # --- one operation, guarded -----------------------------------------------------------------------------
 
@@ -211,6 +223,71 @@ class BoxHandle:
         )
         return order, tuple(str(each) for each in (clamped, cut) if each)
 
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "BoxStream":
+        async with self.operation("port.connect", {"port": port}):
+            await self.begin()
+            try:
+                return await self._keeper.ports.connect(self._live, port)
+            finally:
+                self.end()
+
+    async def ports(self, *, wait: float = 0.0) -> tuple["PortInfo", ...]:
+        await self.begin()
+        try:
+            return await self._keeper.ports.listening(self._live, wait=wait)
+        finally:
+            self.end()
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> "Preview":
+        async with self.operation("preview.open", {"port": port, "public": public, "ttl_sec": ttl_sec}) as operation:
+            await self.begin()
+            try:
+                self._keeper.ports.watch(self._live)
+                preview = await self._issuer.issue(self._live, port, public=public, ttl_sec=ttl_sec)
+                operation.note(preview=preview.id)
+                return preview
+            finally:
+                self.end()
+
+    async def previews(self) -> tuple["Preview", ...]:
+        self._live.check_not_gone()
+        return await self._issuer.of_box(self._live.record.id) if self._keeper.previews is not None else ()
+
+    async def revoke(self, preview_id: str) -> None:
+        self._live.check_not_gone()
+        async with self.operation("preview.revoke", {"preview": preview_id}):
+            await self._issuer.revoke(self._live.record.id, preview_id)
+
+    @property
+    def _issuer(self) -> "PreviewIssuer":
+        if self._keeper.previews is None:
+            raise Unsupported(
+                "previews are served by a server, and this process is none", op="url",
+                remedy="start `hutch serve`, which this program then uses; `connect` works without it",
+            )  # fmt: skip
+        return self._keeper.previews
+
+    # --- code -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def kernels(self) -> "KernelsHandle":
+        from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
+
+        return KernelsHandle(self, self._live)
+
+    async def python(
+        self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
+    ) -> "CodeResult":
+        return await self.kernels.run("python", code, timeout=timeout, env=env, kernel=kernel)
+
+    async def code(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "",
+    ) -> "CodeResult":  # fmt: skip
+        return await self.kernels.run(language, code, timeout=timeout, env=env, kernel=kernel)
+
     # --- the box --------------------------------------------------------------------------------------------
 
     async def usage(self) -> Usage:
@@ -223,7 +300,27 @@ class BoxHandle:
     async def info(self) -> BoxInfo:
         """Return what is known of the box; Gone if it has been destroyed."""
         self._live.check_not_gone()
-        return box_info(self._live.record, self._live)
+        return await box_info_with_jobs(self._live)
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        """Wait until a box that was created without waiting runs; its error is raised if it could not be created."""
+        try:
+            async with asyncio.timeout(timeout_sec):
+                await self._keeper.creations.wait_for(self._live.record.id)
+        except TimeoutError as error:
+            raise Timeout(f"box {self.id} is still being created", remedy="wait longer") from error
+        self._live.check_not_gone()
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        from hutch.keeper.access.moves import move_to_scope
+        from hutch.keeper.access.scopes import scope
+
+        await self.begin()
+        try:
+            target = scope(template, values, owner=self._live.record.owner, kind=kind)
+            await move_to_scope(self._keeper, self._live, target, kind)
+        finally:
+            self.end()
 
     async def state(self) -> State:
         self._live.check_not_gone()

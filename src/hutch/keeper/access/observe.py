@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hutch.errors import Conflict, HutchError, Refused
+from hutch.keeper.access.code import KernelsHandle
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.jobs import JobHandle
-from hutch.keeper.access.views import box_info
+from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import Edited, FileInfo
+from hutch.model.ports import PortInfo
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -90,6 +92,28 @@ class ObservedJob(JobHandle):
         refuse("resize")
 
 
+class ObservedKernels(KernelsHandle):
+    """Kernels that can only be listed."""
+
+    async def start(self, language: str = "python", **options: Any) -> NoReturn:
+        refuse("start a kernel")
+
+    async def run(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    def stream(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    async def interrupt(self, kernel: str) -> None:
+        refuse("interrupt")
+
+    async def restart(self, kernel: str) -> NoReturn:
+        refuse("restart a kernel")
+
+    async def remove(self, kernel: str) -> None:
+        refuse("remove a kernel")
+
+
 class ObservedBox:
     """The `Box` protocol for an observer."""
 
@@ -99,6 +123,7 @@ class ObservedBox:
         self._live = live
         self._guard = ObserverGuard(keeper, live)
         self.files = ObservedFiles(self._guard)
+        self.kernels = ObservedKernels(self._guard, live)
 
     @property
     def id(self) -> str:
@@ -121,9 +146,24 @@ class ObservedBox:
     async def usage(self) -> Usage:
         return await (await self._guard.begin()).usage()
 
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        return await (await self._guard.begin()).ports()
+
+    async def previews(self) -> NoReturn:
+        refuse("previews")
+
+    async def connect(self, port: int) -> NoReturn:
+        refuse("connect")
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> NoReturn:
+        refuse("url")
+
+    async def revoke(self, preview_id: str) -> None:
+        refuse("revoke")
+
     async def info(self) -> BoxInfo:
         self._live.check_not_gone()
-        return box_info(self._live.record, self._live)
+        return await box_info_with_jobs(self._live)
 
     async def state(self) -> State:
         return self._live.record.state
@@ -139,6 +179,12 @@ class ObservedBox:
 
     async def forget(self, job_id: str) -> None:
         refuse("forget")
+
+    async def python(self, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
+
+    async def code(self, language: str, code: str, **options: Any) -> NoReturn:
+        refuse("run code")
 
     async def export(self, file: str | Path) -> NoReturn:
         refuse("export")
@@ -160,6 +206,12 @@ class ObservedBox:
 
     async def renew(self) -> None:
         refuse("renew")
+
+    async def ready(self, timeout_sec: float | None = None) -> None:
+        refuse("ready")
+
+    async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
+        refuse("move_to")
 
     async def release(self) -> None:
         """There is no lease to give up."""

@@ -1,11 +1,13 @@
 """What every surface shows of the keeper's boxes, and of the keeper itself."""
 
+import asyncio
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import hutch
 from hutch.config import Config
+from hutch.errors import HutchError, NotFound
 from hutch.keeper.boxes.clocks import CLOCKED_STATES
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
@@ -19,6 +21,9 @@ from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.model.status import Status
+
+JOBS_TIMEOUT = 5.0
+"""Seconds in which a box must list its jobs to have them shown."""
 
 
 def box_info(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
@@ -46,7 +51,20 @@ def box_info(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = F
         epoch=record.epoch,
         lease=lease if lease is not None and lease.live(now) else None,
         elsewhere=elsewhere,
+        created_hooks_done=record.created_hooks_done,
     )
+
+
+async def box_info_with_jobs(live: Live) -> BoxInfo:
+    """Return a box with its jobs. A box that does not run or answer has none to show; nothing is pinned or resumed."""
+    info = box_info(live.record, live)
+    if live.instance is None or live.record.state is not State.RUNNING:
+        return info
+    try:
+        async with asyncio.timeout(JOBS_TIMEOUT):
+            return info.but(jobs=await live.instance.jobs())
+    except (HutchError, TimeoutError):  # The next operation on the box reports what is wrong with it.
+        return info
 
 
 def _end_times(record: BoxRecord, live: Live | None, now: float, used_at: float, *, elsewhere: bool) -> list[float]:
@@ -95,10 +113,28 @@ class Views:
             return box_info(ours.record, ours)
         return box_info(record, elsewhere=await self._liveness.alive(record.keeper))
 
-    async def boxes(self, owner: str | None) -> tuple[BoxInfo, ...]:
-        """Return every box of the store that is this owner's, oldest first; None means all owners."""
-        found = [record for record in await self._store.all() if owner in (None, record.owner)]
-        return tuple([await self.box(record) for record in sorted(found, key=lambda each: each.created_at)])
+    async def boxes(self, owner: str | None, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """Return the boxes of the store that are this owner's, oldest first; None means all owners.
+
+        A list of many boxes costs as much as the part of it that is asked for: at most `limit` boxes, those that come
+        after the box `after`.
+
+        Raises:
+            NotFound: The box `after` is gone, so the list has to be begun again.
+        """
+        found = [record for record in await self._store.all(self._ours) if owner in (None, record.owner)]
+        found.sort(key=lambda each: (each.created_at, each.id))
+        start = 0
+        if after:
+            start = next((number for number, record in enumerate(found, 1) if record.id == after), -1)
+            if start < 0:
+                raise NotFound(f"no box {after} to continue the list from", remedy="list from the beginning")
+        end = len(found) if limit is None else start + max(0, limit)
+        return tuple([await self.box(record) for record in found[start:end]])
+
+    def _ours(self, box_id: BoxId) -> BoxRecord | None:
+        live = self._boxes.get(box_id)
+        return None if live is None else live.record
 
     async def status(self, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
         """Return whether the keeper can create boxes; status, readiness, tools and MCP hosting all rest on this.
@@ -128,8 +164,11 @@ class Views:
         elif states[State.UNKNOWN]:
             state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
             remedy = "look at their reasons: hutch box list"
+        profile = config.resolve_profile(config.profile)
         return Status(
             state=state, enabled=config.enabled, available=state in (Condition.READY, Condition.DEGRADED),
-            reason=reason, remedy=remedy, provider=choice.provider or config.provider, version=hutch.__version__,
+            reason=reason, remedy=remedy, provider=choice.provider or config.provider,
+            profile=profile.name, idle_timeout_sec=profile.idle_timeout_sec, ttl_sec=profile.ttl_sec,
+            version=hutch.__version__,
             keeper=self._keeper_id, uptime_sec=time.time() - since, boxes=dict(states),
         )  # fmt: skip

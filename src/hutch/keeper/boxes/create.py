@@ -131,7 +131,7 @@ class Creator:
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
-        return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
+        return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace, owner=owner)
 
     async def order_again(self, record: BoxRecord) -> Order:
         """Return the order for a box that existed before.

@@ -35,7 +35,7 @@ class Teardown:
         self._pauser = pauser
         self._boxes = boxes
         self.destroyed_hooks: list[Hook] = []
-        """Run after every destruction, on every path."""
+        """What the keeper's own parts do after a destruction; `Hooks` runs those of the application."""
         self.on_destroyed: list[Callable[[Live], None]] = []
         """Called at once for the keeper's own parts, before the hooks."""
 

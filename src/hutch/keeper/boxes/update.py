@@ -11,12 +11,14 @@ import msgspec
 
 from hutch.config import Config
 from hutch.errors import Conflict, Invalid
+from hutch.keeper.boxes.clocks import own_ttl
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
 from hutch.model.limits import Limits
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
+from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.change import Change
 from hutch.policy.rights import Action
@@ -93,6 +95,27 @@ class Updater:
                     live.record, into=live, kind="changed", reason=text or "bounded", spec=changed
                 )
         return tuple(refused)
+
+    async def set_ttl(self, live: Live, seconds: float) -> None:
+        """Let the box end at another age; 0 means never. Its own clock, which it keeps without a keeper, follows.
+
+        Raises:
+            Refused: A shorter time would end the box sooner, which this caller may not.
+            Invalid: The profile or the caller's rights do not allow so long a time.
+        """
+        async with live.state_lock:
+            spec, allowed = live.record.spec, rights.current()
+            if seconds and not 0 < spec.ttl_sec <= seconds:
+                rights.require(allowed, Action.DESTROY)
+            bounded = Change(self._config.resolve_profile(spec.profile), allowed)
+            if bounded.clock("ttl_sec", spec.ttl_sec, seconds) != seconds:
+                raise Invalid(f"the box may not live so long: {bounded.adjustments[0]}", details={"field": "ttl_sec"})
+            changed = spec.but(ttl_sec=seconds)
+            await self._states.update(
+                live.record, into=live, kind="changed", reason=f"ttl_sec {seconds:g}", spec=changed
+            )
+            if live.instance is not None and live.record.state is State.RUNNING:
+                await live.instance.set_clocks(ttl_sec=own_ttl(changed, live.record.created_at))
 
     async def fit(self, live: Live, spec: Spec) -> None:
         """Fit a live box to a spec that may have changed since it was created: its limits follow.

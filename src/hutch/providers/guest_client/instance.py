@@ -7,7 +7,7 @@ another user. It overrides what only an engine can do: pause, resume, limits.
 import asyncio
 import errno
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
@@ -15,6 +15,7 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
+from hutch.providers.guest_client.accounts import Account, find_account
 from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import max_copy_bytes
@@ -34,6 +35,8 @@ from hutch.providers.guest_client.verdicts import (
 
 if TYPE_CHECKING:
     from hutch.api import Files
+    from hutch.model.ports import PortInfo
+    from hutch.providers.guest_client.ports import GuestPortStream
 
 ANSWER_GRACE = 15.0
 """The seconds after a command's timeout, which the guest enforces, before a guest without an answer is silent."""
@@ -74,6 +77,8 @@ class GuestInstance(Instance):
         self._guest_user = guest_user
         self._root_guest = root_guest
         self._links: dict[str, Link] = {}
+        self._accounts: dict[str, Account] = {}
+        """The accounts that commands have named so far, which are looked up once."""
         # Each user gets one connection, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
         self._seen: dict[str, _Seen] = {}
@@ -84,6 +89,9 @@ class GuestInstance(Instance):
     @property
     def files(self) -> "Files":
         return self._files
+
+    def files_as(self, user: str) -> "Files":
+        return GuestFiles(lambda: self.link(user), self.most_copied)
 
     def most_copied(self, source: str) -> int:
         """Return the most bytes that a copy of this path may bring to the host."""
@@ -97,6 +105,10 @@ class GuestInstance(Instance):
         link = self._links.get(user)
         if link is not None and link.usable:
             return link
+        if user not in (self._guest_user, "root") and not user.isdecimal():
+            if user not in self._accounts:
+                self._accounts[user] = await find_account(self._files, user)
+            return await self.link(self._accounts[user].uid)
         async with self._connecting:
             link = self._links.get(user)
             if link is None or not link.usable:
@@ -163,7 +175,7 @@ class GuestInstance(Instance):
 
     async def run(self, command: Command) -> Result:
         fields = self._fields(command)
-        link = await self.link(command.user or self.spec.user)
+        link = await self._link_for(command, fields)
         try:
             return await self._run(link, command, fields)
         except NotRunnable as error:
@@ -212,7 +224,7 @@ class GuestInstance(Instance):
         fields = self._fields(command)
         if command.follow:
             fields["follow"] = True
-        link = await self.link(command.user or self.spec.user)
+        link = await self._link_for(command, fields)
         before = self._before()
         try:
             answer = await link.request("start", **fields)
@@ -230,6 +242,14 @@ class GuestInstance(Instance):
             await process.write(command.stdin)
             await process.close_stdin()
         return process
+
+    async def _link_for(self, command: Command, fields: dict[str, Any]) -> Link:
+        """Return the link to the guest of the command's user, and add the variables of a named account."""
+        user = command.user or self.spec.user
+        link = await self.link(user)
+        if account := self._accounts.get(user):
+            fields["env"] = {**account.env, **command.env}
+        return link
 
     def _fields(self, command: Command) -> dict[str, Any]:
         if not command.command or not (
@@ -264,7 +284,7 @@ class GuestInstance(Instance):
         verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
         return Result(
             job_id=end.job,
-            exit_code=end.exit_code,
+            exit_code=_exit_code(end),
             signal=end.signal,
             stdout_bytes=stdout,
             stderr_bytes=stderr,
@@ -323,7 +343,7 @@ class GuestInstance(Instance):
             pid=about.pid,
             started_at=about.started_at,
             name=about.name,
-            exit_code=end.exit_code if end.ended else None,
+            exit_code=_exit_code(end) if end.ended else None,
             signal=end.signal if end.ended else None,
             pty=about.pty,
             timeout_sec=about.timeout_sec,
@@ -354,6 +374,25 @@ class GuestInstance(Instance):
         link = await self.link_of(job_id)
         await link.request("forget", job=job_id)
         self._seen.pop(job_id, None)
+
+    # --- ports (imported where they are used, because most boxes only run commands) --------------------------
+
+    async def connect(self, port: int) -> "GuestPortStream":
+        from hutch.providers.guest_client.ports import GuestPortStream
+
+        return await GuestPortStream.open(await self.link(), port)
+
+    async def ports(self) -> tuple["PortInfo", ...]:
+        from hutch.providers.guest_client.ports import listening_ports
+
+        return listening_ports(await (await self.link()).request("ports"))
+
+    async def watch_ports(self) -> AsyncIterator[tuple["PortInfo", ...]]:
+        from hutch.providers.guest_client.ports import listening_ports
+
+        async with (await self.link()).open("watch_ports") as channel:
+            async for _, fields in channel:
+                yield listening_ports(fields)
 
     # --- the box ---------------------------------------------------------------------------------------------
 
@@ -426,6 +465,11 @@ def _usage(end: End, after: Counters) -> Usage:
         memory_peak_mb=resident_kb / 1024,
         box_memory_peak_mb=_megabytes(after.memory_peak_bytes),
     )
+
+
+def _exit_code(end: End) -> int | None:
+    """Return the exit code as a shell reports it. The guest tells the two ways to end apart, and so do verdicts."""
+    return end.exit_code if end.signal is None else 128 + end.signal
 
 
 def _no_process_left(error: NotRunnable) -> bool:

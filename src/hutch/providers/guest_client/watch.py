@@ -13,7 +13,7 @@ from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.rows import MAX_ROW, row
 
-KINDS = frozenset({"created", "modified", "deleted", "moved_from", "moved_to", "overflow"})
+KINDS = frozenset({"created", "modified", "attributes", "deleted", "moved_from", "moved_to", "overflow"})
 
 
 class Watch:

@@ -19,10 +19,12 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.network import uplink_name
+from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
 
 if TYPE_CHECKING:
+    from hutch.api import Files
     from hutch.providers.native.watch.watchdogs import Watchdogs
 
 
@@ -87,6 +89,9 @@ class NativeInstance(GuestInstance):
         self._group_limits = group_limits
         if fresh and record.data.get("groups"):
             self._untouched = Counters(oom_kills=0, pids_hits=0)
+
+    def files_as(self, user: str) -> "Files":
+        return WatchedFiles(lambda: self.link(user), self.most_copied, self._watchdogs.disk_watch(self.record.box_id))
 
     def _meanwhile(self) -> None:
         group = self._opened()
@@ -214,6 +219,8 @@ class NativeInstance(GuestInstance):
                 self._watchdogs.change(self.record.box_id, self.limits)
             else:
                 group.limit(self._group_limits(self.limits))
+            view = machine_view(self.limits.cpus, self.limits.memory_mb)
+            await (await self.link()).request("view", timeout=_END_TIMEOUT, files=dict(view))
         return tuple(name for name in unchanged if name not in live)
 
     async def close(self) -> None:

@@ -11,10 +11,11 @@ from hutch.model.limits import Limits
 from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
 from hutch.providers.native.rootfs.images import Image
-from hutch.providers.native.rootfs.root import HOME, WORKSPACE
+from hutch.providers.native.rootfs.machine_view import visible_cpus
+from hutch.providers.native.rootfs.root import HOME, TOOLS, WORKSPACE
 from hutch.providers.native.spawn import wire
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HEADROOM = 4
 """Added to RLIMIT_NPROC, which counts our own processes too. `cgroup_files` adds its own headroom."""
 _SHM_MB = 64
@@ -44,17 +45,30 @@ def canary_spec() -> EffectiveSpec:
 def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
     """The whole environment of every command, with nothing of the keeper's own."""
     standard = {
-        "PATH": PATH, "HOME": f"/{HOME}", "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh", "LANG": "C.UTF-8",
-        "HOSTNAME": name, "TMPDIR": "/tmp",
+        "PATH": _path(f"/{HOME}"), "HOME": f"/{HOME}", "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8", "HOSTNAME": name, "TMPDIR": "/tmp",
+        # `nproc` and OpenMP programs believe this more than the kernel, which shows every processor to every box.
+        "OMP_NUM_THREADS": str(visible_cpus(spec.limits.cpus)),
     }  # fmt: skip
     return standard | spec.env | spec.secrets
+
+
+def _path(home: str) -> str:
+    """The search path of an account: what it installed itself comes first, and Hutch's own links last.
+
+    Threat: root must not run programs that the box's user put into a directory of its own.
+    """
+    return f"{home}/.local/bin:{SYSTEM_PATH}:/{TOOLS}"
 
 
 def root_guest_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> bytes:
     """The options of a root guest, which runs as long as the box does, whoever is connected."""
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
-    env = environment(spec, record.box_id[:12]) | {"HOME": home, "USER": name, "LOGNAME": name}
+    own = {"HOME": home, "USER": name, "LOGNAME": name}
+    if "PATH" not in spec.env:
+        own["PATH"] = _path(home)
+    env = environment(spec, record.box_id[:12]) | own
     return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
 
 
@@ -91,7 +105,8 @@ def request(
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
     own = spec.workspace.source == "own" and spec.workspace.mode is MountMode.RW
-    binds, overlays = image.binds, ()
+    binds: tuple[tuple[str, str], ...] = image.binds
+    overlays: tuple[tuple[str, str], ...] = ()
     if image.is_machine and not spec.read_only_root:
         if not has_id_ranges:
             raise Unsupported(
@@ -99,7 +114,7 @@ def request(
                 op="create",
                 remedy="use a read-only root, an image (dir: or tar:) that belongs to you, or run Hutch as root",
             )
-        binds, overlays = overlays, binds
+        binds, overlays = (), (*binds, *image.changeable)
     bounds = group_limits(limits, persistent=store is not None)
     # A prestarted child of an ordinary user can get no further mounts, so the mounts of all boxes of an owner are part
     # of the template instead.
@@ -127,6 +142,8 @@ def request(
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
             "host_mounts": list(_host_mounts(order, left_out=shown)),
+            "cpus": limits.cpus,
+            "memory_mb": limits.memory_mb,
         },
         "group_limits": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }

@@ -296,8 +296,8 @@ class NativeProvider(Provider):
 
     async def _root_guest(self, record: InstanceRecord, spec: EffectiveSpec, user: str) -> Link:
         """The link to a guest that runs as another user of the box, which is started on first use."""
-        uid = 0 if user == "root" else int(user) if user.isdecimal() else None
-        if uid is None or not self._machine_facts().has_id_ranges or uid >= identity.RANGE:
+        uid = 0 if user == "root" else int(user)
+        if not self._machine_facts().has_id_ranges or uid >= identity.RANGE:
             raise Unsupported(
                 f"commands cannot run as {user!r} here",
                 op="run",

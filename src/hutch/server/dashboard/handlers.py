@@ -115,7 +115,7 @@ async def sign_out(call: Call, query: EndQuery) -> Reply:
 async def create_link(call: Call) -> Reply:
     """Create a link that signs one browser in as the caller, once, within minutes."""
     caller = call.caller
-    key = await call.service.keys.valid(caller.key_id) or LOCAL
+    key = await call.service.keys.known(caller.key_id) or LOCAL
     if key is LOCAL and caller.key_id != LOCAL.id:
         raise Unauthenticated("this key was revoked", op="link")
     link = call.service.sign_ins.create_link(key)

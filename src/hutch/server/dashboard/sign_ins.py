@@ -133,7 +133,7 @@ class SignIns:
             await self.end(found.id)
 
     async def _current(self, key_id: str) -> Key | None:
-        return LOCAL if key_id == LOCAL_OWNER else await self._keys.valid(key_id)
+        return LOCAL if key_id == LOCAL_OWNER else await self._keys.known(key_id)
 
     async def _read(self) -> None:
         begun = time.monotonic()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from hutch.errors import NotFound
+from hutch.errors import NotFound, Unsupported
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Role
 from hutch.logs import log
@@ -61,6 +61,10 @@ class ErrorsQuery(Record, frozen=True, kw_only=True):
 
 class ErrorList(Record, frozen=True, kw_only=True):
     errors: list[Failure]
+
+
+class ShutdownBegun(Record, frozen=True, kw_only=True):
+    stopping: bool = True
 
 
 async def status(call: Call) -> Reply:
@@ -152,6 +156,21 @@ async def metrics(call: Call) -> Reply:
     from hutch.server import exposition  # Importing prometheus-client would slow down every start.
 
     return Reply(exposition.text(call.service.metrics), type=exposition.CONTENT_TYPE)
+
+
+async def counts(call: Call) -> Reply:
+    """Count what happened to the caller's boxes, per kind and in total, since the server started."""
+    return Reply(call.keeper.counters.metrics(call.own.readable, call.keeper.boxes()))
+
+
+async def shutdown(call: Call) -> Reply:
+    """End the server as SIGTERM does: it finishes what runs and leaves its boxes to the next one."""
+    stop_requested = call.service.stop_requested
+    if stop_requested is None:
+        raise Unsupported("this process serves its own boxes and ends by itself", op=call.op)
+    log("server").warning("stop requested", by=call.caller.key_id)
+    stop_requested.set()
+    return Reply(ShutdownBegun(), 202)
 
 
 async def openapi(call: Call) -> Reply:

@@ -1,14 +1,14 @@
 """Boxes over HTTP: create, find, list, inspect, change, pause, resume, stop and destroy them; their leases."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from hutch.errors import Gone, Invalid, Refused
 from hutch.keeper.access import lookup
 from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
-from hutch.keeper.access.views import box_info
+from hutch.keeper.access.views import box_info, box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keys import Role
 from hutch.logs import log
@@ -68,10 +68,25 @@ class ChangeBody(Record, frozen=True, kw_only=True):
     limits: dict[str, int | float] = msgspec.field(default_factory=dict)
 
 
+class MoveScopeBody(Record, frozen=True, kw_only=True):
+    template: str
+    """A template such as `{chat}_{user}`, or the name of a built-in scope."""
+    kind: str = ""
+    values: dict[str, str | None] = msgspec.field(default_factory=dict)
+    """One value for each variable of the template."""
+
+
 class ChangedBox(Record, frozen=True, kw_only=True):
     refused: tuple[str, ...]
     """Changes that would need a new box and were not applied."""
     box: BoxInfo
+
+
+class BoxListQuery(Record, frozen=True, kw_only=True):
+    after: str = ""
+    """The id of a box: only those that come after it are listed."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    """The most boxes to list; all if it is left out."""
 
 
 class FindQuery(Record, frozen=True, kw_only=True):
@@ -88,7 +103,7 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
         raise Invalid("Idempotency-Key has at most 200 characters", op="create")
     caller = call.caller
     exists = bool(key) and await call.keeper.store.by_key(caller.owner, key) is not None
-    begin = call.service.creations.create if query.wait else call.service.creations.begin
+    begin = call.keeper.creations.create if query.wait else call.keeper.creations.begin
     with granted(*_granted_mount_roots(call)):
         record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
     status = 202 if record.state is State.CREATING else 200 if exists else 201
@@ -96,9 +111,8 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
 
 
 async def plan(call: Call, body: dict[str, Any]) -> Reply:
-    """Return what policy would make of a spec, with every adjustment, without creating a box."""
-    require(call.caller.rights, Action.CREATE)
-    return Reply(await call.keeper.plan(parse_spec(body)))
+    """Return the spec that a box would have, with the changes that policy would make. Nothing is created."""
+    return Reply(await call.keeper.engines.plan(parse_spec(body)))
 
 
 def _granted_mount_roots(call: Call) -> tuple[str, ...]:
@@ -121,9 +135,10 @@ def _granted_mount_roots(call: Call) -> tuple[str, ...]:
     return roots
 
 
-async def list_boxes(call: Call) -> Reply:
+async def list_boxes(call: Call, query: BoxListQuery) -> Reply:
     """List the owner's boxes, oldest first, also those that another process or none keeps."""
-    return Reply(BoxList(boxes=await call.keeper.views.boxes(call.own.readable)))
+    found = await call.keeper.views.boxes(call.own.readable, after=query.after, limit=query.limit)
+    return Reply(BoxList(boxes=found))
 
 
 async def find_box(call: Call, query: FindQuery) -> Reply:
@@ -133,7 +148,22 @@ async def find_box(call: Call, query: FindQuery) -> Reply:
 
 
 async def get(call: Call) -> Reply:
-    """Return a box: state, lease, clocks, and its spec with the changes that policy made."""
+    """Return a box: state, lease, clocks, jobs, and its spec with the changes that policy made."""
+    return Reply(await box_info_with_jobs(await find(call)))
+
+
+async def mark_created(call: Call) -> Reply:
+    """Note that the `created` hooks of the caller's program have succeeded for this box."""
+    async with using(call):
+        live = await find(call)
+        await call.keeper.hooks.mark_created(live)
+    return Reply(box_info(live.record, live))
+
+
+async def move(call: Call, body: MoveScopeBody) -> Reply:
+    """Make this the box of another conversation, with its files and jobs; a conflict if that one has a box."""
+    async with using(call) as box:
+        await box.move_to(body.template, kind=body.kind, **body.values)
     live = await find(call)
     return Reply(box_info(live.record, live))
 

@@ -55,7 +55,7 @@ async def import_stream(call: Call, query: ImportQuery) -> Reply:
     caller, keeper = call.caller, call.keeper
 
     async def create(**spec: Any) -> BoxHandle:
-        record = await call.service.creations.create(
+        record = await call.keeper.creations.create(
             parse_spec(spec), session=caller.session, owner=caller.owner, key=""
         )
         return BoxHandle(keeper, await keeper.live(record.id), caller.session)

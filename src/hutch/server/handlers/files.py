@@ -158,7 +158,7 @@ async def read(call: Call, query: ReadQuery) -> Reply:
     # Files of /proc have no size, and a symlink's size is not that of its target: those are sent without a length.
     if info.kind is not FileKind.FILE or not info.size:
         return Reply(_content(call, query.path, 0, None), type=BYTES, headers=headers)
-    chosen = _range(call.header("range"), info.size)
+    chosen = byte_range(call.header("range"), info.size)
     if chosen is None:
         headers["content-length"] = str(info.size)
         return Reply(_content(call, query.path, 0, info.size), type=BYTES, headers=headers)
@@ -331,7 +331,7 @@ async def _content(
         raise FileFailed(f"{path} became shorter while it was read", op="read", retryable=True)
 
 
-def _range(header: str, size: int) -> tuple[int, int] | None:
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
     """The first and last byte; None for the whole file. RFC 9110 allows to ignore other forms."""
     match = _RANGE.fullmatch(header.replace(" ", "").lower())
     if match is None or match[0] == "bytes=-":

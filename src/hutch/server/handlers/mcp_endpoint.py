@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from hutch.errors import Unavailable
 from hutch.keeper.access.callers import called_by
+from hutch.mcp.sdk import load_sdk
 from hutch.server.auth import key_text
-from hutch.server.handlers.mcp_hosting import load_sdk
 from hutch.server.handlers.questions import ask_people
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import Call, Message, Receive, Scope, Send

@@ -1,16 +1,16 @@
 """MCP servers in boxes, for each owner: reached through the gateway, one by one, or by WebSocket."""
 
 import asyncio
-import threading
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
-from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
+from hutch.errors import Gone, HutchError, Invalid, NotFound
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
+from hutch.mcp.sdk import load_sdk
 from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo, EventCause
 from hutch.model.status import Status
@@ -25,25 +25,6 @@ if TYPE_CHECKING:
 
 SESSION = "mcp-hosting"
 """The session that holds the leases of all hosted servers' boxes; it is the same after a restart."""
-_importing = threading.Lock()
-"""Lets one thread at a time import the SDK: its packages import each other, and two threads that begin at different
-ends would find half-initialised modules."""
-
-
-async def load_sdk() -> None:
-    """Import the MCP SDK, an extra that takes a second to import, in a thread; Unavailable if it is not installed."""
-    try:
-        await asyncio.to_thread(_import_sdk)
-    except ImportError as error:
-        raise Unavailable(
-            f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
-        ) from error
-
-
-def _import_sdk() -> None:
-    with _importing:
-        import hutch.mcp.hosting.hosted
-        import hutch.mcp.serving.http_sessions  # noqa: F401
 
 
 class OwnerHost(OwnerView):

@@ -7,6 +7,7 @@ import msgspec
 
 from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
+from hutch.keeper.access.moves import scope_labels
 from hutch.keeper.access.scopes import scope
 from hutch.keeper.access.views import box_info
 from hutch.model.arguments import spec_from_arguments
@@ -167,7 +168,7 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     caller = call.caller
     found_scope = scope(body.template, body.values, owner=caller.owner, kind=body.kind)
     spec = parse_spec(body.spec)
-    spec = spec.but(labels={**spec.labels, "scope": found_scope.shown})
+    spec = spec.but(labels={**spec.labels, **scope_labels(found_scope, body.kind)})
     live, notes = await call.keeper.box_for_key(spec, found_scope.key, caller.session, caller.owner)
     return Reply(FoundBox(box=box_info(live.record, live), notes=notes, grant=grant_to_client(call, live)))
 

@@ -1,4 +1,4 @@
-"""WebSockets: a terminal in a box, a line-based relay to a job, and hosted MCP servers."""
+"""WebSockets: a terminal in a box, a connection to a port, a line-based relay to a job, and hosted MCP servers."""
 
 import asyncio
 import signal
@@ -14,6 +14,7 @@ from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
+from hutch.keeper.access.ports import BoxStream
 from hutch.keeper.locks import run_uncancelled
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
@@ -22,14 +23,16 @@ from hutch.server.access import job_of, using
 from hutch.server.auth import Authenticator, act_over_all
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.jobs import Size
+from hutch.server.handlers.ports import port_of
 from hutch.server.handlers.receipts import who_of
-from hutch.server.request import ANONYMOUS, Call, Receive, Scope, Send
+from hutch.server.request import ANONYMOUS, JSON, Call, Receive, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
 
 MAX_LINE_BYTES = 4 << 20
 HANG_UP_SECONDS = 2.0
-NORMAL, REFUSED, INTERNAL = 1000, 1008, 1011
+END_FRAME = "end"
+NORMAL, REFUSED, INTERNAL, RESTART = 1000, 1008, 1011, 1012
 """Close codes of RFC 6455."""
 
 
@@ -67,9 +70,9 @@ class Socket:
         self._send = send
         self.accepted = False
 
-    async def accept(self) -> None:
+    async def accept(self, subprotocol: str = "") -> None:
         await self._receive()  # websocket.connect
-        await self._send({"type": "websocket.accept"})
+        await self._send({"type": "websocket.accept", "subprotocol": subprotocol or None})
         self.accepted = True
 
     async def next(self) -> bytes | str | None:
@@ -89,9 +92,9 @@ class Socket:
         short = reason.encode()[:120].decode(errors="ignore")
         await self._send({"type": "websocket.close", "code": code, "reason": short})
 
-    async def refuse(self, status: int, body: bytes) -> None:
+    async def refuse(self, status: int, body: bytes, kind: str = JSON) -> None:
         """Answer with an HTTP error instead of accepting the WebSocket."""
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": body})
 
@@ -190,7 +193,7 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQu
     )
     try:
         await socket.accept()
-        if await _run_until_first_ends(_send_output(job, socket), _write_input(job, socket)):
+        if await run_until_first_ends(_send_output(job, socket), _write_input(job, socket)):
             result = await job.wait()
             await socket.send(msgspec.json.encode({"exit_code": result.exit_code, "signal": result.signal}).decode())
             await socket.close(NORMAL)
@@ -203,9 +206,18 @@ async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -
     job = await job_of(call, box)
     await job.info()
     await socket.accept()
-    if await _run_until_first_ends(_send_lines(job, socket, query.cursor), _write_lines(job, socket)):
+    if await run_until_first_ends(send_lines(job, socket, query.cursor), write_lines(job, socket)):
         result = await job.wait()
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
+
+
+async def connect(call: Call, box: BoxHandle, socket: Socket, query: NoQuery) -> None:
+    """Connect to a TCP port inside the box. Binary frames carry the bytes both ways; the text frame `end` says that
+    this side sends no more, while the other may."""
+    async with await box.connect(port_of(call)) as stream:
+        await socket.accept()
+        await _run_both(_send_stream(stream, socket), _write_stream(stream, socket))
+        await socket.close(NORMAL)
 
 
 async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
@@ -223,10 +235,11 @@ SOCKETS = {
     "/mcp/servers/{mcp_server}/ws": SocketRoute(hosted_lines, needs_box=False),
     "/v1/boxes/{box}/terminal": SocketRoute(terminal),
     "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
+    "/v1/boxes/{box}/ports/{port}/connect": SocketRoute(connect),
 }
 
 
-async def _run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
+async def run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
     """Run both until one ends; True if that was the output. The error of either is raised."""
     tasks = [asyncio.ensure_future(output), asyncio.ensure_future(input)]
     try:
@@ -238,6 +251,19 @@ async def _run_until_first_ends(output: Coroutine[Any, Any, None], input: Corout
     for task in done:
         task.result()
     return tasks[0] in done
+
+
+async def _run_both(*work: Coroutine[Any, Any, None]) -> None:
+    """Run both to their ends. The first error of either ends the other."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()
 
 
 async def _send_output(job: JobHandle, socket: Socket) -> None:
@@ -254,7 +280,10 @@ async def _write_input(job: JobHandle, socket: Socket) -> None:
             await job.resize(size.rows, size.cols)
 
 
-async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
+async def send_lines(
+    job: JobHandle, socket: Socket, cursor: int, sent: Callable[[int], None] = lambda position: None
+) -> None:
+    """Send each line of a job's output as one frame; `sent` hears up to which position whole lines were sent."""
     rest = bytearray()
     async for stream, data in job.follow(stdout=cursor):
         if stream != "stdout":
@@ -263,6 +292,8 @@ async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
         *lines, last = rest.split(b"\n")
         for line in lines:
             await socket.send(line.decode("utf-8", "replace"))
+            cursor += len(line) + 1
+            sent(cursor)
         rest = last
         if len(rest) > MAX_LINE_BYTES:
             raise FileTooLarge(f"the job wrote a line of more than {MAX_LINE_BYTES >> 20} MB")
@@ -270,12 +301,28 @@ async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
         await socket.send(rest.decode("utf-8", "replace"))
 
 
-async def _write_lines(job: JobHandle, socket: Socket) -> None:
+async def write_lines(job: JobHandle, socket: Socket) -> None:
     while (frame := await socket.next()) is not None:
         line = frame.encode() if isinstance(frame, str) else frame
         if b"\n" in line:
             raise Invalid("a frame is one line: it must not hold a line feed")
         await job.write(line + b"\n")
+
+
+async def _send_stream(stream: BoxStream, socket: Socket) -> None:
+    while data := await stream.receive():
+        await socket.send(data)
+    await socket.send(END_FRAME)
+
+
+async def _write_stream(stream: BoxStream, socket: Socket) -> None:
+    while (frame := await socket.next()) != END_FRAME:
+        if frame is None:
+            raise ConnectionAbortedError("the client has disconnected")
+        if isinstance(frame, str):
+            raise Invalid(f"a text frame may only be {END_FRAME!r}: bytes go in binary frames")
+        await stream.send(frame)
+    await stream.end()
 
 
 async def _hang_up(box: BoxHandle, job: JobHandle) -> None:

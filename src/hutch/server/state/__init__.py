@@ -1,1 +1,1 @@
-"""What one server keeps between requests: budgets, kept answers, creations, heartbeats, pulls, the spool."""
+"""What one server keeps between requests: budgets, kept answers, heartbeats, pulls, the spool."""

@@ -16,6 +16,7 @@ from hutch.linux.kernel import (
     MS_PRIVATE,
     MS_REC,
 )
+from hutch.providers.native.rootfs.machine_view import VIEWED
 from hutch.providers.native.rootfs.root import (
     DEVICES,
     HOME,
@@ -163,6 +164,12 @@ class RootBuilder:
         self._writer.mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC, None)
         for name, value in self._sysctls:
             self._writer.write(f"m/proc/sys/{name}", O_WRONLY, value)
+        for name in VIEWED:
+            # They are empty until `finish` writes them, because the limits come with the order.
+            self._writer.write_new(name, "")
+            if self._has_id_ranges:
+                self._writer.chown(name, USER)
+            self._writer.bind(name, f"m/proc/{name}")
         if not self._masks:
             return
         self._directory("e")

@@ -33,6 +33,8 @@ class Image(NamedTuple):
     is_machine: bool = False
     pin: tuple[int, int] | None = None
     """Device and inode of the lowest directory, if it belongs to the caller."""
+    changeable: tuple[tuple[str, str], ...] = ()
+    """Directories, as `binds` names them, that only a box with a writable root needs."""
 
 
 class Images:
@@ -167,7 +169,8 @@ class Images:
             elif os.path.isdir(f"/{name}"):
                 content.directories.append(name)
                 binds.append((f"/{name}", name))
-        return Image((self._skeleton(content),), tuple(binds), is_machine=True)
+        packages = ((f"/{skeleton.PACKAGES}", skeleton.PACKAGES),) if skeleton.PACKAGES in content.directories else ()
+        return Image((self._skeleton(content),), tuple(binds), is_machine=True, changeable=packages)
 
     def _directory(self, path: str, place: CheckedMount | None) -> Image:
         real = os.path.realpath(path)

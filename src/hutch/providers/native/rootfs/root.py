@@ -55,6 +55,8 @@ from hutch.linux.kernel import (
 
 WORKSPACE = "workspace"
 HOME = "home/user"
+TOOLS = "opt/hutch/bin"
+"""The last directory of the search path, for names of programs that agents expect and the machine lacks."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 # Entries of /proc that reveal or control the host. Most are closed to a box's user by their owner anyway; a mask also

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hutch.linux import kernel
 from hutch.linux.identity import USER
 from hutch.model.ids import digest
-from hutch.providers.native.rootfs.root import DEVICES, HOME
+from hutch.providers.native.rootfs.root import DEVICES, HOME, TOOLS
 
 # No directory that a box writes to is among them. To rename an entry of a directory that exists in a lower layer too,
 # overlay needs extended attributes, which a tmpfs does not have before Linux 6.6 (rename(2) is EXDEV then).
@@ -35,14 +35,30 @@ nogroup:x:65534:
 """
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 
+PIP_CONF = b"[global]\nbreak-system-packages = true\n"
+"""A box is its own environment: pip may install into its user's home, or as root into a writable system (PEP 668)."""
+
 # Files of /etc that programs of the machine's /usr expect. None of them is secret or names the machine.
 _COPIED = (
-    "ImageMagick-6", "ImageMagick-7", "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf",
-    "debian_version", "fonts", "inputrc", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache",
-    "ld.so.conf", "ld.so.conf.d", "localtime", "lsb-release", "magic", "magic.mime", "mime.types", "os-release", "perl",
+    "ImageMagick-6", "ImageMagick-7", "adduser.conf", "alternatives", "apt/keyrings", "apt/preferences.d",
+    "apt/sources.list", "apt/sources.list.d", "apt/trusted.gpg", "apt/trusted.gpg.d", "bash.bashrc",
+    "ca-certificates", "ca-certificates.conf", "debconf.conf", "debian_version", "deluser.conf", "dpkg", "fonts",
+    "inputrc", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+    "localtime", "login.defs", "lsb-release", "magic", "magic.mime", "mime.types", "os-release", "pam.d", "perl",
     "pki/ca-trust/extracted", "pki/tls/certs", "profile", "protocols", "python3", "python3.11", "python3.12",
-    "python3.13", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+    "python3.13", "security", "services", "skel", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
+
+
+PACKAGES = "var/lib/dpkg"
+"""The machine's list of installed packages, which belongs to its /usr: with a writable system, apt goes on from it."""
+_APT_DIRECTORIES = (
+    "etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d", PACKAGES, "var/cache/apt/archives/partial",
+    "var/cache/debconf", "var/lib/apt/lists/partial", "var/log/apt",
+)  # fmt: skip
+_MAX_SOURCE_BYTES = 1 << 16
+_FIRST_PERSON = 1000
+"""Ids below this belong to packages, those from it on to people."""
 
 
 class Content:
@@ -81,6 +97,7 @@ def plain() -> Content:
     content = Content()
     content.files.update({f"dev/{name}": b"" for name in DEVICES})
     content.files.update({"etc/hosts": b"", "etc/resolv.conf": b""})
+    content.links["etc/hostname"] = "/proc/sys/kernel/hostname"
     return content
 
 
@@ -107,6 +124,8 @@ def _knowing_user(read: Callable[[str], str]) -> Content:
         if missing:
             lines = [*known.splitlines(), *missing]
             content.files[f"etc/{name}"] = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+    if not read("etc/pip.conf"):
+        content.files["etc/pip.conf"] = PIP_CONF
     return content
 
 
@@ -129,35 +148,75 @@ def _read_inside(image: str, name: str) -> str:
 def of_machine(root: str = "/") -> Content:
     """The content over the machine's own /usr."""
     content = plain()
-    content.directories += ["root", "usr", "opt", "mnt", "srv"]
+    content.directories += ["root", "usr", "opt", "opt/hutch", TOOLS, "mnt", "srv", "etc/profile.d"]
     content.files |= {
-        "etc/passwd": PASSWD.encode(),
-        "etc/group": GROUP.encode(),
+        "etc/passwd": _with_system_accounts(PASSWD, os.path.join(root, "etc/passwd")),
+        "etc/group": _with_system_accounts(GROUP, os.path.join(root, "etc/group")),
+        "etc/shadow": b"root:*:19000:0:99999:7:::\nuser:*:19000:0:99999:7:::\n",
+        "etc/gshadow": b"",
         "etc/nsswitch.conf": NSSWITCH.encode(),
-        "etc/hostname": b"box\n",
         "etc/shells": b"/bin/sh\n/bin/bash\n",
         "etc/host.conf": b"multi on\n",
+        "etc/pip.conf": PIP_CONF,
+        "etc/profile.d/hutch.sh": f'PATH="$HOME/.local/bin:$PATH:/{TOOLS}"\n'.encode(),
     }
     content.links["etc/mtab"] = "../proc/self/mounts"
+    if not any(os.path.lexists(os.path.join(root, place, "python")) for place in ("usr/bin", "usr/local/bin")):
+        content.links[f"{TOOLS}/python"] = "/usr/bin/python3"
     for name in _COPIED:
         _add(content, os.path.join(root, "etc", name), f"etc/{name}")
+    if os.path.isdir(os.path.join(root, PACKAGES)):
+        for name in _APT_DIRECTORIES:
+            _add_directories(content, name)
+    for name in [
+        name for name in content.copies if name.startswith("etc/apt/sources") and _has_password(content, name)
+    ]:
+        del content.copies[name]
     return content
+
+
+def _with_system_accounts(own: str, path: str) -> bytes:
+    """Add the machine's system accounts or groups, which its packages brought, without members and descriptions."""
+    lines = own.splitlines()
+    taken = {part for line in lines for part in line.split(":")[:3:2]}
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.rstrip("\n").split(":") for line in file]
+    except FileNotFoundError:
+        rows = []
+    for name, _, number, *rest in (row for row in rows if len(row) >= 4):
+        if not (number.isdecimal() and 0 < int(number) < _FIRST_PERSON) or taken & {name, number}:
+            continue
+        is_group = len(rest) == 1
+        lines.append(f"{name}:x:{number}:" + ("" if is_group else f"{rest[0]}::/:/usr/sbin/nologin"))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _has_password(content: Content, name: str) -> bool:
+    """Whether a list of package sources has a user's password in an address."""
+    with open(content.copies[name], "rb") as file:
+        text = file.read(_MAX_SOURCE_BYTES)
+    return any(b"@" in address.split(b"/", 1)[0] for address in text.split(b"://")[1:])
 
 
 def _add(content: Content, source: str, name: str) -> None:
     """Add what is at `source` under `name`. Every keeper does this before its first box, for hundreds of entries."""
     if not os.path.lexists(source):
         return
-    parent = os.path.dirname(name)
-    while parent and parent not in content.directories:
-        content.directories.append(parent)
-        parent = os.path.dirname(parent)
+    _add_directories(content, os.path.dirname(name))
     if os.path.islink(source):
         content.links[name] = os.readlink(source)
     elif os.path.isdir(source):
         _add_tree(content, source, name)
     elif os.path.isfile(source) and _for_everybody(os.stat(source)):
         content.copies[name] = source
+
+
+def _add_directories(content: Content, name: str) -> None:
+    """Add a directory and those above it."""
+    while name and name not in content.directories:
+        content.directories.append(name)
+        name = os.path.dirname(name)
 
 
 def _add_tree(content: Content, source: str, name: str) -> None:

@@ -7,7 +7,7 @@ Standard library only.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from os import O_PATH, O_RDWR
+from os import O_PATH, O_RDWR, O_WRONLY
 from resource import RLIMIT_NOFILE, RLIMIT_NPROC
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from hutch.linux.landlock import Domain
 from hutch.linux.seccomp import Filter
 from hutch.providers.native.network.namespaces import OPEN_SOCKET, loopback_up_call
 from hutch.providers.native.rootfs.build import RootBuilder
+from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.rootfs.root import (
     QUIET_ATTRIBUTES,
     BoxTemplate,
@@ -89,14 +90,15 @@ class BoxParameters(NamedTuple):
     processes: int
     """RLIMIT_NPROC where no control group counts processes; 0 leaves it unset."""
     host_mounts: tuple[HostMount, ...]
+    cpus: float
+    memory_mb: int
 
     @staticmethod
     def parse(values: list[Any]) -> "BoxParameters":
         """Parse values from JSON, in the order of the fields."""
-        size, inodes, open_files, processes, host_mounts = values
-        return BoxParameters(
-            size, inodes, open_files, processes, tuple(HostMount(*host_mount) for host_mount in host_mounts)
-        )
+        size, inodes, open_files, processes, host_mounts, cpus, memory_mb = values
+        mounts = tuple(HostMount(*host_mount) for host_mount in host_mounts)
+        return BoxParameters(size, inodes, open_files, processes, mounts, cpus, memory_mb)
 
 
 class OrderDescriptors(NamedTuple):
@@ -250,6 +252,8 @@ class ChildPrograms:
         if template.store is None:
             options = f"size={parameters.size},nr_inodes={parameters.inodes}"
             writer.mount(None, ".", None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
+        for name, text in machine_view(parameters.cpus, parameters.memory_mb):
+            writer.write(name, O_WRONLY, text.encode())
         if not parameters.host_mounts:
             return
         merged = writer.open("m", O_PATH)

@@ -1,17 +1,19 @@
-"""Creation of boxes, also in the background: the caller gets the id as soon as the intent is in the store."""
+"""Creation of boxes in the background: the caller gets the id as soon as the intent is in the store."""
 
 import asyncio
 from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hutch import logs
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
-from hutch.keeper.keeper import Keeper
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
+
+if TYPE_CHECKING:
+    from hutch.keeper.keeper import Keeper
 
 # The keeper calls its listeners in the context of the task that creates the box, so this finds the waiting caller.
 _announced: ContextVar["asyncio.Future[BoxId] | None"] = ContextVar("hutch_announced", default=None)
@@ -20,9 +22,11 @@ _announced: ContextVar["asyncio.Future[BoxId] | None"] = ContextVar("hutch_annou
 class Creations:
     """Creates boxes for callers, who may wait for them or not."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: "Keeper") -> None:
         self._keeper = keeper
         self._background: set[asyncio.Task[Live]] = set()
+        self._by_box: dict[BoxId, asyncio.Task[Live]] = {}
+        """The creations in progress whose box is known already."""
 
     async def create(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
         """Create a box and wait until it runs."""
@@ -40,7 +44,15 @@ class Creations:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if creation.done():
             return creation.result().record
-        return (await self._keeper.live(announced.result())).record
+        box_id = announced.result()
+        self._by_box[box_id] = creation
+        creation.add_done_callback(lambda _: self._by_box.pop(box_id, None))
+        return (await self._keeper.live(box_id)).record
+
+    async def wait_for(self, box_id: BoxId) -> None:
+        """Wait for a creation in progress. Its error is raised if it fails."""
+        if (creation := self._by_box.get(box_id)) is not None:
+            await asyncio.shield(creation)
 
     def on_event(self, event: Event) -> None:
         """Listen to the keeper's events for the id of a box that is being created."""
@@ -66,4 +78,4 @@ class Creations:
     def _ended(self, task: asyncio.Task[Live]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logs.log("server").warning("box not created", error=error)
+            logs.log("keeper").warning("box not created", error=error)

@@ -1,0 +1,102 @@
+"""The handle on a box's kernels: guarded by the lease, bounded by the box's limits, and recorded in receipts."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from hutch.errors import HutchError
+from hutch.keeper.access.files import Guard
+from hutch.keeper.boxes.live import Live
+from hutch.kernels.table import KernelTable, check_run
+from hutch.model.code import CodePiece, CodeResult, KernelInfo
+from hutch.model.receipts import Details
+from hutch.policy import rights
+from hutch.policy.effective import clamp_timeout
+from hutch.providers.base import Instance
+
+
+class KernelsHandle:
+    """The `Kernels` of one handle. All handles of a box in this keeper share one table."""
+
+    def __init__(self, box: Guard, live: Live) -> None:
+        self._box = box
+        self._live = live
+
+    @property
+    def _table(self) -> KernelTable:
+        if self._live.kernels is None:
+            self._live.kernels = KernelTable()
+        return self._live.kernels
+
+    @asynccontextmanager
+    async def _instance(self) -> AsyncIterator[Instance]:
+        instance = await self._box.begin()
+        try:
+            yield instance
+        except HutchError as error:
+            await self._box.failed(error)
+            raise
+        finally:
+            self._box.end()
+
+    async def start(
+        self, language: str = "python", *, cwd: str | None = None, env: dict[str, str] | None = None
+    ) -> KernelInfo:
+        async with self._box.operation("kernel.start", {"language": language[:40], "cwd": cwd}) as operation:
+            async with self._instance() as instance:
+                info = await self._table.start(instance, language, cwd or "", env or {})
+            operation.note(kernel=info.id)
+        return info
+
+    async def all(self) -> tuple[KernelInfo, ...]:
+        async with self._instance() as instance:
+            return await self._table.all(instance)
+
+    async def run(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "", keep_output: int = 1 << 20,
+    ) -> CodeResult:  # fmt: skip
+        pieces = self.stream(language, code, timeout=timeout, env=env, kernel=kernel, keep_output=keep_output)
+        result: CodeResult | None = None
+        async with aclosing(pieces):
+            async for piece in pieces:
+                result = piece.result or result
+        assert result is not None  # The last piece has it, or an error was raised.
+        return result
+
+    async def stream(
+        self, language: str, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None,
+        kernel: str = "", keep_output: int = 1 << 20,
+    ) -> AsyncGenerator[CodePiece, None]:  # fmt: skip
+        check_run(code, env or {})
+        wanted, clamped = clamp_timeout(timeout, self._live.record.spec.limits)
+        seconds, cut = rights.cut_timeout(wanted or None, rights.current())
+        notes = tuple(str(each) for each in (clamped, cut) if each)
+        details: Details = {
+            "language": language[:40], "kernel": kernel[:80], "command": code, "code_bytes": len(code),
+            "timeout_sec": seconds,
+        }  # fmt: skip
+        if env:
+            details["env"] = tuple(sorted(env))
+        async with self._box.operation("code", details) as operation, self._instance() as instance:
+            pieces = self._table.stream(
+                instance, language, code, kernel_id=kernel, timeout_sec=seconds, env=env or {}, keep_output=keep_output
+            )
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if piece.result is not None:
+                        result = piece.result.but(notes=(*notes, *piece.result.notes))
+                        operation.note(verdict=str(result.verdict.cause), kernel=result.kernel)
+                        piece = piece.but(result=result)
+                    yield piece
+
+    async def interrupt(self, kernel: str) -> None:
+        async with self._box.operation("kernel.interrupt", {"kernel": kernel[:80]}), self._instance() as instance:
+            await self._table.interrupt(instance, kernel)
+
+    async def restart(self, kernel: str) -> KernelInfo:
+        async with self._box.operation("kernel.restart", {"kernel": kernel[:80]}), self._instance() as instance:
+            return await self._table.restart(instance, kernel)
+
+    async def remove(self, kernel: str) -> None:
+        async with self._box.operation("kernel.remove", {"kernel": kernel[:80]}), self._instance() as instance:
+            await self._table.remove(instance, kernel)

@@ -1,0 +1,227 @@
+"""Rich display: the forms of a value by media type, matplotlib's figures, and tables and charts as data."""
+
+from __future__ import annotations
+
+import base64
+import importlib.abc
+import importlib.machinery
+import io
+import json
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .channel import Capture, Channel
+
+MAX_DISPLAYS = 256
+MAX_DISPLAY_BYTES = 8 << 20
+MAX_TABLE_ROWS = 1000
+MAX_POINTS = 5000
+TABLE_MIME = "application/vnd.hutch.table+json"
+CHART_MIME = "application/vnd.hutch.chart+json"
+BACKEND = "hutch_kernel_figures"
+
+REPR_METHODS = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "image/svg+xml": "_repr_svg_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "application/pdf": "_repr_pdf_",
+    "text/latex": "_repr_latex_",
+    "application/json": "_repr_json_",
+    "application/javascript": "_repr_javascript_",
+}
+
+
+class Displays:
+    """Sends displays of the current run, within bounds on their number and size."""
+
+    def __init__(self, channel: Channel, capture: Capture) -> None:
+        self._channel = channel
+        self._capture = capture
+        self._run = ""
+        self._sent = 0
+        self.dropped = 0
+
+    def begin(self, run: str) -> None:
+        self._run, self._sent, self.dropped = run, 0, 0
+
+    def send(self, data: dict[str, Any], *, main: bool = False) -> None:
+        if self._sent >= MAX_DISPLAYS:
+            self.dropped += 1
+            return
+        forms = {mime: form for mime, form in ((str(m), as_text(m, v)) for m, v in data.items()) if form is not None}
+        total = 0
+        for mime in sorted(forms, key=lambda mime: (mime != "text/plain", len(forms[mime]))):
+            total += len(forms[mime])
+            if total > MAX_DISPLAY_BYTES:
+                del forms[mime]
+        if not forms:
+            self.dropped += 1
+            return
+        self._sent += 1
+        self._capture.drain()
+        self._channel.send(type="display", run=self._run, data=forms, main=main)
+
+
+def as_text(mime: str, value: Any) -> str | None:
+    """Return a form as text: base64 for bytes, JSON for other objects; None for a form that is none."""
+    if value is None:
+        return None
+    if mime.endswith("json"):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode("ascii")
+    if mime.startswith("image/") and mime != "image/svg+xml":
+        return "".join(str(value).split())  # Base64 may come in lines.
+    return str(value)
+
+
+def forms_of(value: Any) -> dict[str, Any]:
+    """Return all forms of a value without IPython, by the `_repr_*_` methods that its class has."""
+    forms: dict[str, Any] = {"text/plain": repr(value)}
+    if isinstance(value, type):
+        return forms
+    for mime, name in REPR_METHODS.items():
+        method = getattr(value, name, None)
+        if callable(method):
+            made = method()
+            forms[mime] = made[0] if isinstance(made, tuple) else made
+    bundle = getattr(value, "_repr_mimebundle_", None)
+    if callable(bundle):
+        made = bundle()
+        forms.update(made[0] if isinstance(made, tuple) else made)
+    for name, convert in DATA_FORMS.items():
+        if _is_a(value, name):
+            forms.update(convert(value))
+    return forms
+
+
+def _is_a(value: Any, name: str) -> bool:
+    module, _, kind = name.rpartition(".")
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, kind, ()))
+
+
+def table_of(frame: Any) -> dict[str, Any]:
+    """Return a pandas DataFrame or Series as columns of plain values."""
+    frame = frame.to_frame() if hasattr(frame, "to_frame") else frame
+    text = frame.head(MAX_TABLE_ROWS).to_json(orient="split", date_format="iso", default_handler=str)
+    split = json.loads(text)
+    columns = {str(name): [row[i] for row in split["data"]] for i, name in enumerate(split["columns"])}
+    return {TABLE_MIME: {"columns": columns, "rows": len(frame)}}
+
+
+def figure_forms(figure: Any) -> dict[str, Any]:
+    """Return a matplotlib figure as a picture, and as the data that it draws."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    forms: dict[str, Any] = {"text/plain": repr(figure), "image/png": picture.getvalue()}
+    try:
+        forms[CHART_MIME] = chart_of(figure)
+    except Exception as error:  # The picture is what was asked for; an unusual plot may have no data that we can read.
+        forms[CHART_MIME] = {"type": "unknown", "title": "", "elements": [], "problem": str(error)}
+    return forms
+
+
+def chart_of(figure: Any) -> dict[str, Any]:
+    """Return what a figure draws; several axes are a `superchart` of charts."""
+    charts = [_chart_of_axes(axes) for axes in figure.axes]
+    if len(charts) == 1:
+        return charts[0]
+    title = figure._suptitle.get_text() if getattr(figure, "_suptitle", None) else ""
+    return {"type": "superchart" if charts else "unknown", "title": title, "elements": charts}
+
+
+def _chart_of_axes(axes: Any) -> dict[str, Any]:
+    kind, elements = _elements(axes)
+    return {
+        "type": kind,
+        "title": axes.get_title(),
+        "x_label": axes.get_xlabel(),
+        "y_label": axes.get_ylabel(),
+        "x_scale": axes.get_xscale(),
+        "y_scale": axes.get_yscale(),
+        "x_ticks": [float(tick) for tick in axes.get_xticks()],
+        "y_ticks": [float(tick) for tick in axes.get_yticks()],
+        "x_tick_labels": [label.get_text() for label in axes.get_xticklabels()],
+        "y_tick_labels": [label.get_text() for label in axes.get_yticklabels()],
+        "elements": elements,
+    }
+
+
+def _elements(axes: Any) -> tuple[str, list[dict[str, Any]]]:
+    from matplotlib.collections import PathCollection
+    from matplotlib.patches import Rectangle, Wedge
+
+    wedges = [patch for patch in axes.patches if isinstance(patch, Wedge)]
+    if wedges:
+        slices = [(w.get_label(), (w.theta2 - w.theta1) / 3.6, w.r) for w in wedges]
+        return "pie", [{"label": label, "angle": part * 3.6, "radius": r} for label, part, r in slices]
+    bars = [bar for group in axes.containers for bar in group if isinstance(bar, Rectangle)]
+    if bars:
+        labels = [label.get_text() for label in axes.get_xticklabels()]
+        names = dict(zip(axes.get_xticks(), labels))  # noqa: B905 - older interpreters do not know `strict`
+        middles = [(bar, bar.get_x() + bar.get_width() / 2) for bar in bars[:MAX_POINTS]]
+        return "bar", [
+            {"label": names.get(middle, "") or f"{middle:g}", "value": float(bar.get_height())}
+            for bar, middle in middles
+        ]
+    dots = [each for each in axes.collections if isinstance(each, PathCollection)]
+    if dots:
+        return "scatter", [{"label": each.get_label(), "points": _points(each.get_offsets())} for each in dots]
+    lines = axes.get_lines()
+    if lines:
+        return "line", [{"label": line.get_label(), "points": _points(line.get_xydata())} for line in lines]
+    return "unknown", []
+
+
+def _points(rows: Any) -> list[list[float]]:
+    return [[float(x), float(y)] for x, y in rows[:MAX_POINTS]]
+
+
+DATA_FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "pandas.DataFrame": table_of,
+    "pandas.Series": table_of,
+    "matplotlib.figure.Figure": figure_forms,
+}
+
+
+def install_figures(displays: Displays) -> None:
+    """Provide a matplotlib backend whose figures are displayed by `show`, and after the run at the latest."""
+    sys.meta_path.append(_BackendFinder(displays))
+
+
+class _BackendFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes the backend's module when matplotlib imports it, because it needs matplotlib's own classes."""
+
+    def __init__(self, displays: Displays) -> None:
+        self._displays = displays
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        return importlib.machinery.ModuleSpec(name, self) if name == BACKEND else None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        from matplotlib.backend_bases import FigureManagerBase
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        module.__dict__.update(
+            FigureCanvas=FigureCanvasAgg,
+            FigureManager=FigureManagerBase,
+            show=lambda *_args, **_kwargs: show_figures(self._displays),
+        )
+
+
+def show_figures(displays: Displays) -> None:
+    """Display and close every figure that pyplot holds."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or not hasattr(pyplot, "get_fignums"):
+        return
+    for number in pyplot.get_fignums():
+        figure = pyplot.figure(number)
+        try:
+            displays.send(figure_forms(figure))
+        finally:
+            pyplot.close(figure)

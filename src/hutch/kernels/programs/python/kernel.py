@@ -1,0 +1,103 @@
+"""The main loop of the Python kernel: it receives code, runs it, and sends what it printed, showed and raised."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Protocol
+
+from .channel import Capture, Channel
+from .display import BACKEND, Displays, install_figures, show_figures
+
+
+class Evaluator(Protocol):
+    """Runs code in one namespace."""
+
+    @property
+    def namespace(self) -> dict[str, Any]: ...
+
+    def run(self, code: str) -> tuple[int, dict[str, str] | None]: ...
+
+
+def main() -> None:
+    """Serve the keeper on the standard streams until it closes them."""
+    source, target = os.dup(0), os.dup(1)
+    complaints = os.dup(2)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    try:
+        serve(source, target)
+    except BaseException:
+        os.dup2(complaints, 2)  # The keeper reads why its kernel could not go on.
+        raise
+
+
+def serve(source: int, target: int) -> None:
+    """Serve requests from `source`, and answer on `target`."""
+    channel = Channel(source, target)
+    channel.interrupts.install()
+    capture = Capture(channel)
+    displays = Displays(channel, capture)
+    install_figures(displays)
+    os.environ["MPLBACKEND"] = "module://" + BACKEND
+    evaluator, notes = _evaluator(displays)
+    sys.path.insert(0, "")
+    capture.start()
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    channel.send(type="ready", version=version, notes=notes)
+    own = os.getpid()
+    for request in channel.requests():
+        _run(request, channel, capture, displays, evaluator)
+        if os.getpid() != own:
+            os._exit(0)  # The code has forked and let the child come back here; only the parent may answer.
+
+
+def _evaluator(displays: Displays) -> tuple[Evaluator, list[str]]:
+    try:
+        from .ipython import IPythonEvaluator
+
+        return IPythonEvaluator(displays), []
+    except ImportError as error:
+        from .plain import PlainEvaluator
+
+        return PlainEvaluator(displays), [f"IPython is not installed in this box: most magics are missing ({error})"]
+
+
+def _run(request: dict[str, Any], channel: Channel, capture: Capture, displays: Displays, evaluator: Evaluator) -> None:
+    run = request["run"]
+    before = _set_environment(request.get("env") or {})
+    capture.begin(run)
+    displays.begin(run)
+    own = os.getpid()
+    error: dict[str, str] | None = None
+    count = 0
+    try:
+        channel.interrupts.running = True
+        count, error = evaluator.run(request["code"])
+        show_figures(displays)
+    except KeyboardInterrupt as interrupt:
+        error = {"name": "KeyboardInterrupt", "value": str(interrupt), "traceback": "KeyboardInterrupt"}
+    except Exception as failure:  # A broken library failed while its figure was drawn; the kernel goes on.
+        error = error or {"name": type(failure).__name__, "value": str(failure), "traceback": repr(failure)}
+    finally:
+        channel.interrupts.running = False
+    if os.getpid() != own:
+        return
+    _restore_environment(before)
+    capture.end()
+    channel.send(type="done", run=run, count=count, error=error, dropped=displays.dropped)
+
+
+def _set_environment(values: dict[str, str]) -> dict[str, str | None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    return before
+
+
+def _restore_environment(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

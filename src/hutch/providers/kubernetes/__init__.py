@@ -1,0 +1,1 @@
+"""Kubernetes: each box is a Pod; see docs/guides/kubernetes.md."""

@@ -1,0 +1,247 @@
+"""The cluster's API: the few calls that boxes need, on lightkube, with the cluster's errors as ours.
+
+lightkube reads kubeconfigs, signs in and speaks REST; a relay's bytes go over the exec API's WebSocket, for which the
+same HTTP client is used, because lightkube's own `exec` only collects what a command has printed.
+"""
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from hutch.errors import ConfigError, EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.providers.kubernetes.manifests import Manifest
+from hutch.providers.kubernetes.settings import Settings
+
+T = TypeVar("T")
+
+KINDS = ("Pod", "Secret", "NetworkPolicy", "PersistentVolumeClaim")
+"""The kinds of a box's objects, in the order in which they are removed."""
+_PLURALS = {
+    "Pod": "pods", "Secret": "secrets", "NetworkPolicy": "networkpolicies",
+    "PersistentVolumeClaim": "persistentvolumeclaims", "Event": "events", "Namespace": "namespaces",
+}  # fmt: skip
+_GROUPS = {"NetworkPolicy": "networking.k8s.io"}
+_TRIES = 4
+_RETRIED = (429, 500, 503, 504)
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("lightkube") is not None
+
+
+class Cluster:
+    """One namespace of one cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        from lightkube import AsyncClient, KubeConfig
+        from lightkube.core.exceptions import ConfigError as KubeConfigError
+
+        try:
+            config = _kubeconfig(KubeConfig, settings)
+            self._client = AsyncClient(config=config, namespace=settings.namespace or None, trust_env=False, lazy=False)
+        except (KubeConfigError, OSError, KeyError, ValueError) as error:
+            raise ConfigError(
+                f"the cluster's configuration cannot be used: {error}",
+                remedy="check [providers.kubernetes] kubeconfig and context, or KUBECONFIG",
+            ) from error
+
+    @property
+    def namespace(self) -> str:
+        return str(self._client.namespace)
+
+    @property
+    def server(self) -> str:
+        return str(self._client.config.cluster.server)
+
+    async def version(self) -> str:
+        async with _translated("get", "version"):
+            response = await self._http().get("/version")
+            response.raise_for_status()
+            return str(response.json().get("gitVersion", "unknown"))
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create an object. One that is there already counts as created: a repeated request gets this answer."""
+        kind = manifest["kind"]
+        resource = _resource(kind)
+
+        async def attempt() -> Manifest:
+            made = await self._client.create(resource.from_dict(manifest))
+            return dict(made.to_dict())
+
+        try:
+            return await self._retried("create", kind, attempt)
+        except _Exists:
+            return await self.get(kind, manifest["metadata"]["name"])
+
+    async def get(self, kind: str, name: str) -> Manifest:
+        """Return an object. Raises NotFound."""
+
+        async def attempt() -> Manifest:
+            return dict((await self._client.get(_resource(kind), name)).to_dict())
+
+        return await self._retried("get", kind, attempt)
+
+    async def delete(self, kind: str, name: str) -> None:
+        """Delete an object at once; one that is gone is fine."""
+        from lightkube.types import CascadeType
+
+        async def attempt() -> None:
+            grace = 0 if kind == "Pod" else None
+            await self._client.delete(_resource(kind), name, grace_period=grace, cascade=CascadeType.BACKGROUND)
+
+        try:
+            await self._retried("delete", kind, attempt)
+        except NotFound:
+            return
+
+    async def objects(self, kind: str, labels: Mapping[str, str | None]) -> list[Manifest]:
+        """Return the objects that have these labels; a value of None asks only that the label is there."""
+        selector: dict[str, Any] = {name: _exists() if value is None else value for name, value in labels.items()}
+
+        async def attempt() -> list[Manifest]:
+            found = self._client.list(_resource(kind), labels=selector, chunk_size=500)
+            return [dict(each.to_dict()) async for each in found]
+
+        return await self._retried("list", kind, attempt)
+
+    async def events(self, name: str) -> list[str]:
+        """Return what the cluster says about a Pod that does not start, newest last."""
+        found = []
+        async with _translated("list", "Event"):
+            async for each in self._client.list(_resource("Event"), fields={"involvedObject.name": name}):
+                found.append((str(each.lastTimestamp or each.eventTime or ""), f"{each.reason}: {each.message}"))
+        return [text for _, text in sorted(found)]
+
+    async def log(self, pod: str, container: str) -> str:
+        """Return the last words of a container; "" where nobody has them any more."""
+        try:
+            async with _translated("get", "pods/log"):
+                lines = self._client.log(pod, container=container, tail_lines=5)
+                return " ".join([line.strip() async for line in lines])[-500:]
+        except HutchError:
+            return ""
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[tuple[str, Manifest]]:
+        """Yield what happens to Pods, beginning with those that are there.
+
+        The server ends a watch after some minutes; the caller opens the next one and sees all Pods again.
+        """
+        async with _translated("watch", "Pod"):
+            pods = self._client.watch(_resource("Pod"), labels=dict(labels), server_timeout=300)
+            async for change, seen in pods:
+                yield str(change), dict(seen.to_dict())
+
+    @asynccontextmanager
+    async def exec(self, pod: str, container: str, argv: list[str]) -> AsyncIterator[Any]:
+        """Start a command in a container, and yield the WebSocket that carries its streams."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
+        asked = [("container", container), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+        asked += [("command", word) for word in argv]
+        async with _translated("create", "pods/exec"):
+            async with self._http().websocket(path, params=asked, subprotocols=["v5.channel.k8s.io"]) as socket:
+                yield socket
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _http(self) -> Any:
+        """The HTTP client below lightkube, which has the cluster's address, trust and credentials."""
+        return self._client._client._client
+
+    async def _retried(self, verb: str, kind: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call that the API server was too busy for. Each call may safely be repeated."""
+        for left in reversed(range(_TRIES)):
+            try:
+                async with _translated(verb, kind):
+                    return await attempt()
+            except HutchError as error:
+                if not left or error.details.get("status") not in _RETRIED:
+                    raise
+                await asyncio.sleep(error.retry_after or 0.2 * 2 ** (_TRIES - left))
+        raise AssertionError("the last attempt returns or raises")
+
+
+class _Exists(EngineError):
+    """The object is there already."""
+
+
+@asynccontextmanager
+async def _translated(verb: str, kind: str) -> AsyncIterator[None]:
+    import httpx2
+    from lightkube.core.exceptions import ApiError, ConditionError, ObjectDeleted
+
+    try:
+        yield
+    except ApiError as error:
+        raise _to_hutch_error(error, verb, kind) from error
+    except (ConditionError, ObjectDeleted, msgspec.MsgspecError) as error:
+        raise EngineError(f"Kubernetes: {error}", op=verb) from error
+    except httpx2.HTTPStatusError as error:
+        status = error.response.status_code
+        raise _of_status(status, f"the API server answered {status}", verb, kind) from error
+    except (httpx2.HTTPError, OSError) as error:
+        raise Unavailable(
+            f"the cluster cannot be reached: {error or type(error).__name__}",
+            op=verb,
+            remedy="check the API server's address in the kubeconfig, and that it runs",
+        ) from error
+
+
+def _to_hutch_error(error: Any, verb: str, kind: str) -> HutchError:
+    status = int(error.status.code or 0)
+    found = _of_status(status, str(error.status.message or error), verb, kind)
+    details = error.status.details
+    if status == 429 and details is not None and details.retryAfterSeconds:
+        found.retry_after = float(details.retryAfterSeconds)
+    return found
+
+
+def _of_status(status: int, message: str, verb: str, kind: str) -> HutchError:
+    text, details = f"Kubernetes: {message}", {"status": status}
+    if status == 401:
+        return Refused(text, op=verb, details=details, remedy="renew the credentials of the kubeconfig")
+    if status == 403 and "quota" in message:
+        return QuotaExceeded(text, op=verb, details=details, remedy="raise the namespace's ResourceQuota")
+    if status == 403:
+        return Refused(text, op=verb, details=details, remedy=f"give Hutch's account this rule: {rule(verb, kind)}")
+    if status == 404:
+        return NotFound(text, op=verb, details=details)
+    if status == 409:
+        return _Exists(text, op=verb, details=details)
+    if status in _RETRIED:
+        return Unavailable(text, op=verb, details=details, remedy="the API server is busy: try again")
+    return EngineError(text, op=verb, details=details)
+
+
+def rule(verb: str, kind: str) -> str:
+    """Return the RBAC rule that allows this call."""
+    resource = _PLURALS.get(kind, kind)
+    return f'apiGroups ["{_GROUPS.get(kind, "")}"], resources ["{resource}"], verbs ["{verb}"]'
+
+
+def _kubeconfig(loader: Any, settings: Settings) -> Any:
+    path = settings.kubeconfig or os.environ.get("KUBECONFIG", "")
+    if path:
+        found = loader.from_file(os.path.expanduser(path))
+    elif os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount/token"):
+        found = loader.from_service_account()
+    else:
+        found = loader.from_file(os.path.expanduser("~/.kube/config"))
+    return found.get(settings.context or None)
+
+
+def _resource(kind: str) -> Any:
+    from lightkube.resources import core_v1, networking_v1
+
+    return getattr(networking_v1 if kind == "NetworkPolicy" else core_v1, kind)
+
+
+def _exists() -> Any:
+    from lightkube.operators import exists
+
+    return exists()

@@ -1,0 +1,96 @@
+"""`PodInstance`: the provider contract over the guest of a Pod."""
+
+import json
+from collections.abc import Awaitable, Callable
+
+from hutch.errors import BoxBroken, HutchError, NotFound, Unavailable, Unsupported
+from hutch.model.limits import Limits
+from hutch.model.spec import EffectiveSpec, Order
+from hutch.providers.base import InstanceRecord
+from hutch.providers.guest_bundle.counters import GuestCounters
+from hutch.providers.guest_bundle.instance import BundledInstance
+from hutch.providers.guest_client.link import Link
+from hutch.providers.kubernetes import manifests
+from hutch.providers.kubernetes.cluster import Cluster
+from hutch.providers.kubernetes.pods import Phase, Pods, phase, reason_of_end
+
+_UNHELD = 1 << 50
+"""The watchdog's bound of memory where the kernel holds the box's own."""
+
+
+def guest_options(order: Order) -> bytes:
+    """Return the options that the guest receives first. Secrets travel only this way."""
+    spec = order.spec
+    options = {
+        "box_id": order.box_id,
+        "workdir": spec.workdir,
+        "env": manifests.environment(spec, order.box_id),
+        "orphan_grace": order.orphan_grace_sec,
+        "ttl": spec.ttl_sec,
+        "open_files": spec.limits.open_files,
+        "watched": watched(spec.limits),
+    }
+    return json.dumps(options).encode()
+
+
+def watched(limits: Limits) -> dict[str, int]:
+    """Return what the guest's watchdog holds: a Pod has no limit of processes of its own."""
+    return {"memory_bytes": _UNHELD, "pids": limits.pids}
+
+
+class PodInstance(BundledInstance):
+    """A box in a Pod."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        cluster: Cluster,
+        pods: Pods,
+        connect: Callable[[], Awaitable[Link]],
+    ) -> None:
+        super().__init__(record, spec, self._connect_or_explain, GuestCounters())
+        self._cluster = cluster
+        self._pods = pods
+        self._connect_to_guest = connect
+        pods.on_end(self.pod, self._close_links)
+
+    @property
+    def pod(self) -> str:
+        return manifests.name(self.record.box_id)
+
+    async def _connect_or_explain(self) -> Link:
+        """Connect; where that fails, the Pod's state says whether the box has ended or only cannot be reached."""
+        try:
+            return await self._connect_to_guest()
+        except (BoxBroken, Unavailable) as error:
+            try:
+                pod = await self._cluster.get("Pod", self.pod)
+            except NotFound:
+                raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted") from error
+            except HutchError:
+                raise error from None
+            if phase(pod) in (Phase.ENDED, Phase.GONE):
+                raise BoxBroken(f"box {self.record.box_id} has ended: {reason_of_end(pod)}") from error
+            raise
+
+    def _close_links(self) -> None:
+        for link in tuple(self._links.values()):
+            link.close()
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        """Only the limits that the guest holds change at once; the others would need a new Pod."""
+        unchanged = await super().change_limits(limits)
+        self.limits = self.limits.but(pids=limits.pids)
+        await (await self.link()).request("watch", **watched(self.limits))
+        return tuple(name for name in unchanged if name != "pids")
+
+    async def pause(self) -> None:
+        raise Unsupported("a Pod cannot be frozen", op="pause", remedy="stop a persistent box instead")
+
+    async def resume(self) -> None:
+        raise Unsupported("a Pod cannot be frozen", op="resume")
+
+    async def close(self) -> None:
+        self._pods.forget(self.pod)
+        await super().close()

@@ -1,0 +1,174 @@
+"""The Connect protocol with JSON: unary calls, server streams and the one client stream of E2B's agent.
+
+A stream is made of envelopes: a byte of flags, the length in four bytes, JSON. The last one has the flag 2 and says how
+the stream ended. A stream without it was cut.
+"""
+
+import asyncio
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from hutch.errors import HutchError, Invalid
+from hutch.model.record import encode_json
+from hutch.server.e2b.errors import Answer, NotRunning, connect_answer, connect_code, text_of
+from hutch.server.e2b.requests import Request, parse
+from hutch.server.e2b.streams import Cut
+from hutch.server.request import Send
+
+T = TypeVar("T")
+Message = dict[str, Any]
+"""A message that is sent. Those that are received are structs."""
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """A message without fields."""
+
+
+class Unary(NamedTuple):
+    """A call that takes one message and answers with one."""
+
+    takes: type[Any]
+    handler: Callable[[Request, Any], Awaitable[Message]]
+
+
+class ServerStream(NamedTuple):
+    """A call that takes one message and answers with many."""
+
+    takes: type[Any]
+    handler: Callable[[Request, Any], AsyncGenerator[Message, None]]
+    keepalive: Message
+
+
+UNARY = "application/json"
+STREAM = "application/connect+json"
+END = 2
+_HEAD = struct.Struct(">BI")
+MAX_ENVELOPE = 16 << 20
+DEFAULT_PING_SECONDS = 90.0
+_QUEUED = 8
+"""Messages that wait for a slow reader before the box is slowed down."""
+
+
+class ConnectError(HutchError):
+    """An error with a code of the Connect protocol that no other error of ours stands for."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+
+
+def envelope(message: object, flags: int = 0) -> bytes:
+    data = encode_json(message)
+    return _HEAD.pack(flags, len(data)) + data
+
+
+async def serve_unary(request: Request, method: Unary) -> Answer:
+    """Answer one message with one message."""
+    try:
+        result = await method.handler(request, await request.body(method.takes))
+    except HutchError as error:
+        return connect_answer(error)
+    return Answer(200, encode_json(result), (("content-type", UNARY),))
+
+
+async def serve_stream(request: Request, send: Send, method: ServerStream) -> None:
+    """Answer one message with a stream of them.
+
+    The request is read to its end before the head of the answer is sent: clients that get an answer early may drop the
+    rest of what they send.
+    """
+    message = await _read_only_message(request, method.takes)
+    sending = _send_stream(request, send, method.handler(request, message), method.keepalive)
+    try:
+        await request.call.until_disconnect(request.sandboxes.streams.run(request.sandbox, sending))
+    except Cut:
+        return
+
+
+async def _read_only_message(request: Request, kind: type[T]) -> T:
+    messages = [each async for each in read_messages(request.call.pieces(MAX_ENVELOPE + _HEAD.size), kind)]
+    if len(messages) != 1:
+        raise Invalid(f"this call takes one message, not {len(messages)}")
+    return messages[0]
+
+
+async def read_messages(pieces: AsyncIterator[bytes], kind: type[T]) -> AsyncGenerator[T, None]:
+    """Yield the messages of a stream as they arrive."""
+    buffer = bytearray()
+    async for piece in pieces:
+        buffer += piece
+        while len(buffer) >= _HEAD.size:
+            flags, size = _HEAD.unpack_from(buffer)
+            if flags & 1:
+                raise Invalid("compressed messages are not supported")
+            if size > MAX_ENVELOPE:
+                raise Invalid(f"a message of {size} bytes is over the {MAX_ENVELOPE} that one may have")
+            if len(buffer) < _HEAD.size + size:
+                break
+            data = bytes(buffer[_HEAD.size : _HEAD.size + size])
+            del buffer[: _HEAD.size + size]
+            if not flags & END:
+                yield parse(data, kind)
+    if buffer:
+        raise Invalid("the request ends in the middle of a message")
+
+
+async def _send_stream(
+    request: Request, send: Send, messages: AsyncGenerator[Message, None], keepalive: Message
+) -> None:
+    """Send messages as they come, and a keepalive after each silence that the client named."""
+    queue: asyncio.Queue[Message | BaseException | None] = asyncio.Queue(_QUEUED)
+    pump = asyncio.ensure_future(_pump(messages, queue))
+    silence = _ping_seconds(request)
+    headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while True:
+            try:
+                async with asyncio.timeout(silence):
+                    item = await request.call.service.unless_draining(queue.get())
+            except TimeoutError:
+                item = keepalive
+            if isinstance(item, HutchError):
+                if isinstance(item, NotRunning):
+                    raise Cut
+                error = {"code": _code(item), "message": text_of(item)}
+                await _send_end(send, {"error": error})
+                return
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                await _send_end(send, {})
+                return
+            await send({"type": "http.response.body", "body": envelope(item), "more_body": True})
+    finally:
+        pump.cancel()
+        await asyncio.wait({pump})  # It lets go of the box, which nobody may pause or end before.
+
+
+async def _pump(
+    messages: AsyncGenerator[Message, None], queue: "asyncio.Queue[Message | BaseException | None]"
+) -> None:
+    try:
+        async with aclosing(messages):
+            async for message in messages:
+                await queue.put(message)
+        await queue.put(None)
+    except Exception as error:  # The boundary of the task: the stream reports it.
+        await queue.put(error)
+
+
+async def _send_end(send: Send, end: Message) -> None:
+    await send({"type": "http.response.body", "body": envelope(end, END), "more_body": False})
+
+
+def _code(error: HutchError) -> str:
+    return error.code if isinstance(error, ConnectError) else connect_code(error)
+
+
+def _ping_seconds(request: Request) -> float:
+    text = request.call.header("keepalive-ping-interval")
+    return max(1.0, float(text)) if text.isascii() and text.isdigit() else DEFAULT_PING_SECONDS

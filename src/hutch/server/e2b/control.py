@@ -1,0 +1,334 @@
+"""The control plane: create, connect, list, inspect, pause and kill sandboxes, and set their end."""
+
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from hutch.errors import Conflict, Invalid, NotFound, Unsupported
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.records import BoxRecord
+from hutch.model.record import encode_json
+from hutch.model.spec import NetworkMode, Spec, TtlAction
+from hutch.model.state import State
+from hutch.policy.rights import Action, require
+from hutch.server.access import hold, refuse_if_busy
+from hutch.server.e2b import labels, shapes, templates
+from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.metrics import list_metrics
+from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.shapes import (
+    DEFAULT_TIMEOUT,
+    DEFAULT_TIMEOUT_V1,
+    ENVD_VERSION,
+    ListedSandbox,
+    NewSandbox,
+    Sandbox,
+)
+
+JSON = (("content-type", "application/json"),)
+MAX_PAGE = 100
+PAUSED_DAYS = 30
+_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Route(NamedTuple):
+    method: str
+    path: re.Pattern[str]
+    handler: Handler
+
+
+def answer(body: object, status: int = 200, *headers: tuple[str, str]) -> Answer:
+    return Answer(status, encode_json(body), (*JSON, *headers))
+
+
+async def serve(request: Request) -> Answer:
+    """Answer a request of the control plane."""
+    known = False
+    for route in _ROUTES:
+        match = route.path.fullmatch(request.path)
+        if match is None:
+            continue
+        known = True
+        if route.method == request.method:
+            if "sandbox" in match.groupdict():
+                request.name_sandbox(unquote(match["sandbox"]))
+            return await route.handler(request)
+    if known:
+        raise NotFound(f"{request.method} {request.path} is no call of this API")
+    raise Unsupported(
+        f"{request.method} {request.path} is not a part of the E2B protocol that this server speaks",
+        remedy="docs/guides/e2b.md lists what it speaks",
+    )
+
+
+# --- creating -------------------------------------------------------------------------------------------------
+
+
+async def create(request: Request) -> Answer:
+    """Create a sandbox: a box that ends, or pauses, when its timeout is over."""
+    body = await request.body(NewSandbox)
+    refuse_unenforced(body)
+    default = DEFAULT_TIMEOUT if request.path.startswith("/v2/") else DEFAULT_TIMEOUT_V1
+    timeout = default if body.timeout is None else body.timeout
+    if timeout < 1:
+        raise Invalid("Timeout must be at least 1 second")
+    call = request.call
+    spec = await _spec(request, body, timeout)
+    key = call.header("idempotency-key")
+    if len(key) > 200:
+        raise Invalid("Idempotency-Key has at most 200 characters")
+    caller = call.caller
+    record = await call.service.keeper.creations.create(
+        spec, session=SESSION, owner=caller.owner, key=f"e2b:{key}" if key else ""
+    )
+    return answer(sandbox_of(request, record), 201)
+
+
+def refuse_unenforced(body: NewSandbox) -> None:
+    """Refuse every option that nothing here would enforce. `mcp` only tells the server what the SDK does next."""
+    for name, value in (("network", body.network), ("iam", body.iam)):
+        if value:
+            raise Unsupported(f"{name} is not supported by this server", remedy=f"leave out {name}")
+    if body.auto_pause_memory is False:
+        raise Unsupported("a pause keeps the memory here", remedy="leave out keep_memory, or make a snapshot")
+    if body.auto_resume is not None and body.auto_resume.enabled and not body.auto_pause:
+        raise Invalid("auto-resume needs a sandbox that is paused at its timeout")
+
+
+async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
+    spec = await templates.resolve(request.call.keeper, body.template_id)
+    env = {**(body.env_vars or {}), "E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id}
+    given = {
+        labels.TEMPLATE: body.template_id, labels.TIMEOUT: str(timeout),
+        labels.AUTO_RESUME: "yes" if body.auto_resume is not None and body.auto_resume.enabled else "no",
+    }  # fmt: skip
+    spec = spec.but(
+        env=env, labels={**labels.of_metadata(body.metadata or {}), **given}, ttl_sec=float(timeout),
+        ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
+    )  # fmt: skip
+    if body.allow_internet_access is not None:
+        spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
+    return spec
+
+
+async def connect(request: Request) -> Answer:
+    """Return a running sandbox, or resume a paused one. The end of a running one is never moved to an earlier time."""
+    body = await request.body(shapes.ConnectSandbox)
+    live = await _held(request)
+    default = DEFAULT_TIMEOUT if request.path.startswith("/v2/") else DEFAULT_TIMEOUT_V1
+    timeout = default if body.timeout is None else body.timeout
+    if live.record.state is State.PAUSED:
+        if body.memory is False:
+            raise Unsupported("a paused sandbox keeps its memory here: it cannot be booted anew")
+        await request.sandboxes.resume(live, timeout)
+        return answer(sandbox_of(request, live.record), 201)
+    if live.record.state is not State.RUNNING:
+        raise NotFound(f"sandbox {live.record.id} is {live.record.state}")
+    wanted = time.time() + timeout
+    if wanted > _end_of(live.record):
+        await request.sandboxes.set_end(live, wanted)
+    return answer(sandbox_of(request, live.record), 200)
+
+
+def sandbox_of(request: Request, record: BoxRecord) -> Sandbox:
+    template = record.spec.labels[labels.TEMPLATE]
+    return Sandbox(
+        template_id=template, sandbox_id=record.id, alias=template,
+        envd_access_token=request.sandboxes.tokens.of(record.id, request.call.caller.key_id), domain=_domain(request),
+    )  # fmt: skip
+
+
+def _domain(request: Request) -> str | None:
+    """The domain under which `get_host` names ports: the address by which the caller knows this server."""
+    host = request.call.header("host")
+    return host.replace("127.0.0.1", "localhost") if host else None
+
+
+# --- looking --------------------------------------------------------------------------------------------------
+
+
+async def info(request: Request) -> Answer:
+    """Describe one sandbox."""
+    record = (await request.find()).record
+    token = request.sandboxes.tokens.of(record.id, request.call.caller.key_id)
+    spec = record.spec
+    detail = msgspec.structs.replace(
+        _listed(record), envd_access_token=token, domain=_domain(request),
+        allow_internet_access=spec.network is not NetworkMode.OFF,
+        lifecycle=shapes.Lifecycle(
+            auto_resume=labels.resumes_by_itself(record), on_timeout=_ON_TIMEOUT[spec.ttl_action]
+        ),
+    )  # fmt: skip
+    return answer(detail)
+
+
+async def list_sandboxes(request: Request) -> Answer:
+    """List the owner's sandboxes, newest first, by page. The token of the next page is the last id of this one."""
+    query = request.query
+    found = [record for record in _records(request) if _matches(record, query)]
+    found.sort(key=lambda record: (record.created_at, record.id), reverse=query.get("order", "desc") != "asc")
+    page, token = _page(found, query)
+    headers = (("x-next-token", token),) if token else ()
+    return answer([_listed(record) for record in page], 200, *headers)
+
+
+def _page(found: list[BoxRecord], query: dict[str, str]) -> tuple[list[BoxRecord], str]:
+    limit = query.get("limit", str(MAX_PAGE))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_PAGE):
+        raise Invalid(f"limit is a number from 1 to {MAX_PAGE}")
+    after = query.get("nextToken", "")
+    start = 0
+    if after:
+        start = next((index + 1 for index, record in enumerate(found) if record.id == after), len(found))
+    page = found[start : start + int(limit)]
+    more = start + int(limit) < len(found)
+    return page, page[-1].id if more and page else ""
+
+
+def _records(request: Request) -> list[BoxRecord]:
+    owner = request.call.caller.owner
+    return [
+        record
+        for record in request.call.keeper.boxes()
+        if record.owner == owner and labels.TEMPLATE in record.spec.labels and not record.doomed
+        and record.state in (State.RUNNING, State.PAUSED)
+    ]  # fmt: skip
+
+
+def _matches(record: BoxRecord, query: dict[str, str]) -> bool:
+    states = query.get("state", "")
+    if states and _state(record) not in states.split(","):
+        return False
+    if (template := query.get("template")) and record.spec.labels[labels.TEMPLATE] != template:
+        return False
+    if (after := query.get("startedAfter")) and record.created_at <= _timestamp(after):
+        return False
+    # The SDKs encode keys and values before they encode the whole.
+    wanted = parse_qsl(query.get("metadata", ""), keep_blank_values=True)
+    metadata = labels.metadata_of(record)
+    return all(metadata.get(unquote(key)) == unquote(value) for key, value in wanted)
+
+
+def _timestamp(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise Invalid(f"startedAfter {text[:40]!r} is no time of RFC 3339") from error
+
+
+def _listed(record: BoxRecord) -> ListedSandbox:
+    spec = record.spec
+    template = spec.labels[labels.TEMPLATE]
+    return ListedSandbox(
+        template_id=template, sandbox_id=record.id, client_id="hutch", alias=template,
+        started_at=_rfc3339(record.created_at), end_at=_rfc3339(_end_of(record)),
+        cpu_count=max(1, math.ceil(spec.limits.cpus)), memory_mb=spec.limits.memory_mb,
+        disk_size_mb=spec.limits.disk_mb, state=_state(record), envd_version=ENVD_VERSION,
+        metadata=labels.metadata_of(record),
+    )  # fmt: skip
+
+
+def _state(record: BoxRecord) -> str:
+    return "paused" if record.state is State.PAUSED else "running"
+
+
+def _end_of(record: BoxRecord) -> float:
+    """When the sandbox ends. A paused one has no end; the protocol wants a time nevertheless."""
+    if record.spec.ttl_sec:
+        return record.created_at + record.spec.ttl_sec
+    return record.created_at + PAUSED_DAYS * 86400.0
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- changing and ending --------------------------------------------------------------------------------------
+
+
+async def _held(request: Request) -> Live:
+    """Return the sandbox of the request with its lease."""
+    live = await request.find()
+    await hold(request.call.keeper, live, SESSION)
+    return live
+
+
+async def set_timeout(request: Request) -> Answer:
+    """Let the sandbox end so many seconds from now; 0 ends it at once."""
+    body = await request.body(shapes.TimeoutBody)
+    live = await _held(request)
+    await request.sandboxes.set_end(live, time.time() + body.timeout)
+    return Answer(204)
+
+
+async def pause(request: Request) -> Answer:
+    """Freeze the sandbox with its memory. 409 if it is paused already."""
+    body = await request.body(shapes.PauseBody)
+    if body.memory is False:
+        raise Unsupported("a pause keeps the memory here: it cannot be left out")
+    live = await _held(request)
+    if live.record.state is State.PAUSED:
+        raise Conflict(f"Sandbox {live.record.id} is already paused")
+    await request.sandboxes.pause(live)
+    return Answer(204)
+
+
+async def resume(request: Request) -> Answer:
+    """Resume a paused sandbox, as early releases of the SDK ask for it. 409 if it runs."""
+    body = await request.body(shapes.ConnectSandbox)
+    live = await _held(request)
+    if live.record.state is not State.PAUSED:
+        raise Conflict(f"Sandbox {live.record.id} is already running")
+    await request.sandboxes.resume(live, DEFAULT_TIMEOUT_V1 if body.timeout is None else body.timeout)
+    return answer(sandbox_of(request, live.record), 201)
+
+
+async def kill(request: Request) -> Answer:
+    """End the sandbox, paused or not."""
+    call = request.call
+    require(call.caller.rights, Action.DESTROY)
+    live = await request.find()
+    call.caller = call.caller.but(session=SESSION)
+
+    def check_holder(live: Live) -> bool:
+        refuse_if_busy(call, live)
+        return False
+
+    await request.sandboxes.streams.cut(live.record.id)
+    await call.keeper.destroy(
+        live.record.id, f"killed by an E2B client with key {call.caller.key_id}", unless=check_holder
+    )
+    return Answer(204)
+
+
+async def template_exists(request: Request) -> Answer:
+    """Tell whether a template of this name exists."""
+    alias = unquote(request.path.rpartition("/")[2])
+    await templates.resolve(request.call.keeper, alias)
+    return answer({"templateID": alias, "public": True})
+
+
+def _route(method: str, path: str, handler: Handler) -> Route:
+    return Route(method, re.compile(path.replace("{sandbox}", "(?P<sandbox>[^/]+)").replace("{any}", "[^/]+")), handler)
+
+
+_ROUTES = (
+    _route("POST", "(/v2)?/sandboxes", create),
+    _route("GET", "(/v2)?/sandboxes", list_sandboxes),
+    _route("POST", "(/v2)?/sandboxes/{sandbox}/connect", connect),
+    _route("GET", "/sandboxes/{sandbox}", info),
+    _route("DELETE", "/sandboxes/{sandbox}", kill),
+    _route("POST", "/sandboxes/{sandbox}/timeout", set_timeout),
+    _route("POST", "/sandboxes/{sandbox}/pause", pause),
+    _route("POST", "/sandboxes/{sandbox}/resume", resume),
+    _route("GET", "/sandboxes/{sandbox}/metrics", list_metrics),
+    _route("GET", "/templates/aliases/{any}", template_exists),
+)

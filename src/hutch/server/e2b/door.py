@@ -1,0 +1,202 @@
+"""The door: which requests are E2B's, who calls, and which part of the protocol answers.
+
+A request that names a sandbox (header `E2b-Sandbox-Id`) belongs to that sandbox's data plane: port 49983 is E2B's agent
+`envd`, 49999 the code interpreter. All others are the control plane's, found by their paths.
+"""
+
+from contextlib import ExitStack
+from typing import Final
+
+from hutch import logs
+from hutch.errors import HutchError, Unauthenticated, Unsupported
+from hutch.keeper.access.callers import called_by
+from hutch.keeper.keys import Role
+from hutch.logs import log
+from hutch.model.ids import BoxId, is_box_id
+from hutch.providers.guest_client.allowance import allowed
+from hutch.server.auth import Authenticator
+from hutch.server.e2b import control, interpreter, transfers
+from hutch.server.e2b.agent import methods
+from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
+from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
+from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
+from hutch.server.e2b.labels import TEMPLATE
+from hutch.server.e2b.metrics import agent_metrics
+from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.sandboxes import Sandboxes
+from hutch.server.e2b.watchers import Watchers
+from hutch.server.handlers.receipts import who_of
+from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
+from hutch.server.service import Service
+
+ENVD_PORT: Final = "49983"
+INTERPRETER_PORT: Final = "49999"
+_FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
+_SANDBOX = b"e2b-sandbox-id"
+
+
+class E2BDoor:
+    """Serves E2B's protocol; see docs/guides/e2b.md for what of it."""
+
+    name = "e2b"
+
+    def __init__(self, service: Service, auth: Authenticator) -> None:
+        self._service = service
+        self._auth = auth
+        self._sandboxes = Sandboxes(service)
+        self._methods = methods(Watchers())
+
+    def claims(self, scope: Scope) -> bool:
+        if scope["type"] != "http":
+            return False
+        first, _, rest = scope["path"][1:].partition("/")
+        if first in ("v2", "v3"):
+            first = rest.partition("/")[0]
+        return first in _FIRST_SEGMENTS or any(name == _SANDBOX for name, _ in scope["headers"])
+
+    async def drain(self, seconds: float) -> None:
+        await self._sandboxes.streams.cut_all()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def starting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        call = Call(self._service, ANONYMOUS, scope, receive, {})
+        call.op = f"e2b {scope['method']} {scope['path']}"[:200]
+        try:
+            request = Request(call, scope, self._sandboxes)
+            answer = await self._serve(request, scope, starting)
+        except HutchError as error:
+            answer = self._refused(call, error)
+        finally:
+            if call.account is not None:
+                call.account.close()
+        if answer is not None and not started:  # A stream that failed is cut, so that nobody takes it for complete.
+            await _send_answer(send, answer)
+
+    def _refused(self, call: Call, error: HutchError) -> Answer:
+        status = status_of(error)
+        self._service.record_failure(
+            error, status=status, op=call.op, request=logs.current_operation(), box=call.params.get("box", ""),
+            owner=call.caller.owner,
+        )  # fmt: skip
+        report = log("server").warning if status >= 500 and status != 502 else log("server").info
+        report("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
+        return answer_of(error)
+
+    async def _serve(self, request: Request, scope: Scope, send: Send) -> Answer | None:
+        """Return the answer, or None after a stream that was sent."""
+        call = request.call
+        self._auth.check_origin(call.headers, scope["scheme"])
+        signed = request.path == "/files" and not call.header("x-access-token")
+        if request.sandbox and self._is_open(request):
+            request.name_sandbox(request.sandbox)
+            await self._authenticate_by_id(request)
+        elif signed:
+            await self._authenticate_signature(request)
+        elif request.sandbox:
+            await self._authenticate_token(request)
+        else:
+            await self._authenticate_key(request)
+        account = call.admit(scope)
+        with ExitStack() as held:
+            held.enter_context(called_by(who_of(call.caller, logs.current_operation()), call.caller.rights))
+            held.enter_context(allowed(account))
+            return await self._dispatch(request, send)
+
+    async def _dispatch(self, request: Request, send: Send) -> Answer | None:
+        if not request.sandbox:
+            return await control.serve(request)
+        port = request.call.header("e2b-sandbox-port") or ENVD_PORT
+        if port == INTERPRETER_PORT:
+            return await interpreter.serve(request, send)
+        if port != ENVD_PORT:
+            raise Unsupported("ports of a sandbox are not reached by headers", remedy="use the port's own host name")
+        if request.path == "/files":
+            return await transfers.serve(request, send)
+        if request.path == "/health":
+            await request.find_running()
+            return Answer(204)
+        if request.path == "/metrics":
+            return await agent_metrics(request)
+        method = self._methods.get(request.path)
+        if method is None:
+            raise Unsupported(f"{request.path} is not a part of the E2B protocol that this server speaks")
+        if isinstance(method, Unary):
+            return await serve_unary(request, method)
+        await serve_stream(request, send, method)
+        return None
+
+    # --- who calls -------------------------------------------------------------------------------------------
+
+    async def _authenticate_key(self, request: Request) -> None:
+        call, scope_client = request.call, request.client
+        key = to_hutch_key(call.header("x-api-key"))
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        caller = await self._auth.authenticate(headers, scope_client)
+        if caller.role is Role.OBSERVER:
+            raise Unauthenticated("a key of role observer cannot use sandboxes", remedy="use a key of role user")
+        call.caller = caller.but(session=SESSION)
+
+    async def _authenticate_token(self, request: Request) -> None:
+        """Authenticate a data-plane request by the sandbox's token, which acts for the key that it was given to."""
+        key_id = self._sandboxes.tokens.key_of(request.sandbox, request.call.header("x-access-token"))
+        await self._act_for(request, key_id)
+
+    async def _act_for(self, request: Request, key_id: str) -> None:
+        caller = await self._auth.trust(key_id, SESSION)
+        if caller is None:
+            raise Unauthenticated("the key of this access token is revoked", remedy="connect with another key")
+        request.call.caller = caller
+        request.name_sandbox(request.sandbox)
+
+    async def _authenticate_signature(self, request: Request) -> None:
+        """Find the sandbox and the key whose token signed a URL. The URL names neither."""
+        query = request.query
+        signed = SignedRequest(
+            query.get("path", ""), query.get("username", ""), query.get("signature", ""),
+            query.get("signature_expiration", ""), writes=request.method == "POST",
+        )  # fmt: skip
+        self._auth.count_anonymous(request.client)
+        tokens = self._sandboxes.tokens
+        keys = [key for key in await self._service.keys.all() if key.revoked_at is None]
+        for record in self._service.keeper.boxes():
+            if TEMPLATE not in record.spec.labels or request.sandbox not in ("", record.id):
+                continue
+            for key in keys:
+                if key.owner == record.owner and signed.is_signed_by(tokens.of(record.id, key.id)):
+                    signed.check_expiration()
+                    request.sandbox = record.id
+                    await self._act_for(request, key.id)
+                    return
+        raise Unauthenticated("invalid signature")
+
+    def _is_open(self, request: Request) -> bool:
+        """Whether the protocol lets everybody who knows a sandbox's id do this: ask for its health, see contexts.
+
+        The SDKs send no token with these. An id has a hundred random bits, so it cannot be guessed.
+        """
+        contexts = request.path.startswith("/contexts") and request.call.header("e2b-sandbox-port") == INTERPRETER_PORT
+        return request.path == "/health" or contexts
+
+    async def _authenticate_by_id(self, request: Request) -> None:
+        """Act with the rights of the sandbox's owner for whoever knows its id."""
+        self._auth.count_anonymous(request.client)
+        live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
+        if live is None:
+            raise NotRunning(request.sandbox)
+        rights = self._service.rights_of(live.record.owner)
+        request.call.caller = ANONYMOUS.but(owner=live.record.owner, role=Role.USER, session=SESSION, rights=rights)
+
+
+async def _send_answer(send: Send, answer: Answer) -> None:
+    headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in answer.headers]
+    if answer.status != 204:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,27 @@
+"""What a box's labels say about it as a sandbox. Metadata of E2B are labels too, under their own names."""
+
+from hutch.errors import Invalid
+from hutch.keeper.boxes.records import BoxRecord
+
+PREFIX = "e2b."
+TEMPLATE = f"{PREFIX}template"
+"""The template by which the sandbox was created. Boxes without it are no sandboxes."""
+AUTO_RESUME = f"{PREFIX}auto-resume"
+TIMEOUT = f"{PREFIX}timeout"
+"""The timeout that it was created with, which it gets again when a request resumes it."""
+
+
+def of_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    """Return the labels for a caller's metadata, which may not pretend to be ours."""
+    for key in metadata:
+        if key.startswith(PREFIX):
+            raise Invalid(f"metadata has the key {key!r}: names that begin with {PREFIX!r} are the server's own")
+    return metadata
+
+
+def metadata_of(record: BoxRecord) -> dict[str, str]:
+    return {key: value for key, value in record.spec.labels.items() if not key.startswith(PREFIX)}
+
+
+def resumes_by_itself(record: BoxRecord) -> bool:
+    return record.spec.labels.get(AUTO_RESUME) == "yes"

@@ -1,0 +1,207 @@
+"""`process.Process`: processes of a sandbox are jobs of its box, found by their pid or by their tag."""
+
+import base64
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import msgspec
+
+from hutch.errors import Conflict, Invalid, NotFound, NotRunnable
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.access.jobs import JobHandle
+from hutch.model.results import Cause, JobInfo, JobState
+from hutch.server.e2b.connect import ConnectError, Message, Nothing
+from hutch.server.e2b.requests import Request
+
+KEEPALIVE: Message = {"event": {"keepalive": {}}}
+_SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}
+_NAMES = {
+    1: "hangup", 2: "interrupt", 6: "aborted", 9: "killed", 11: "segmentation fault", 13: "broken pipe",
+    15: "terminated",
+}  # fmt: skip
+"""Signals as Go's standard library names them, which is what clients of E2B see."""
+
+Cells = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Config(msgspec.Struct, frozen=True):
+    cmd: str
+    args: list[str] = []
+    envs: dict[str, str] = {}
+    cwd: str = ""
+
+
+class Size(msgspec.Struct, frozen=True):
+    cols: Cells = 80
+    rows: Cells = 24
+
+
+class Pty(msgspec.Struct, frozen=True):
+    size: Size = Size()
+
+
+class StartMessage(msgspec.Struct, frozen=True):
+    process: Config
+    stdin: bool = True
+    pty: Pty | None = None
+    tag: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """Names a process by its pid or by its tag."""
+
+    pid: int | None = None
+    tag: str = ""
+
+    def __str__(self) -> str:
+        return f"tag {self.tag}" if self.pid is None else f"pid {self.pid}"
+
+
+class ProcessMessage(msgspec.Struct, frozen=True):
+    process: Selector
+
+
+class Input(msgspec.Struct, frozen=True):
+    stdin: bytes | None = None
+    pty: bytes | None = None
+
+
+class InputMessage(ProcessMessage, frozen=True):
+    input: Input
+
+
+class SignalMessage(ProcessMessage, frozen=True):
+    signal: str | int
+
+
+class UpdateMessage(ProcessMessage, frozen=True):
+    pty: Pty = Pty()
+
+
+async def start(request: Request, message: StartMessage) -> AsyncGenerator[Message, None]:
+    """Start a process and stream its output. It goes on if the client leaves, and is killed at the call's deadline."""
+    process, size = message.process, (message.pty or Pty()).size
+    async with request.using() as box:
+        try:
+            job = await box.start(
+                (process.cmd, *process.args), cwd=request.resolve(process.cwd), env=process.envs,
+                timeout=_deadline(request), user=request.user, pty=message.pty is not None, rows=size.rows or 24,
+                cols=size.cols or 80, name=message.tag, follow=True,
+            )  # fmt: skip
+        except NotRunnable as error:
+            if error.details.get("what") == "cwd":
+                raise Invalid(f"cwd '{process.cwd}' does not exist") from error
+            raise
+        if not message.stdin and message.pty is None:
+            await job.close_stdin()
+        async for event in _follow(job, await job.info(), 0, 0):
+            yield event
+
+
+async def connect(request: Request, message: ProcessMessage) -> AsyncGenerator[Message, None]:
+    """Stream the output of a process from now on."""
+    async with request.using() as box:
+        info = await _find(box, message)
+        async for event in _follow(await box.job(info.id), info, info.stdout_total, info.stderr_total):
+            yield event
+
+
+async def _follow(job: JobHandle, info: JobInfo, stdout: int, stderr: int) -> AsyncGenerator[Message, None]:
+    yield {"event": {"start": {"pid": info.pid}}}
+    async for stream, data in job.follow(stdout, stderr):
+        name = "pty" if info.pty else stream
+        yield {"event": {"data": {name: base64.b64encode(data).decode()}}}
+    yield {"event": {"end": _end(await job.info())}}
+
+
+def _end(info: JobInfo) -> Message:
+    if info.verdict is not None and info.verdict.cause is Cause.TIMEOUT:
+        raise ConnectError("deadline_exceeded", "the process was killed at the deadline of its call")
+    if info.signal is not None:
+        status = f"signal: {_NAMES.get(info.signal, info.signal)}"
+        return {"exitCode": -1, "exited": False, "status": status, "error": status}
+    code = info.exit_code or 0
+    status = f"exit status {code}"
+    return {"exitCode": code, "exited": True, "status": status} | ({"error": status} if code else {})
+
+
+def _deadline(request: Request) -> float | None:
+    text = request.call.header("connect-timeout-ms")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise Invalid(f"Connect-Timeout-Ms {text[:20]!r} is no number of milliseconds")
+    return max(0.001, int(text) / 1000)
+
+
+# --- processes that run -----------------------------------------------------------------------------------------
+
+
+async def _find(box: BoxHandle, message: ProcessMessage) -> JobInfo:
+    """Return the newest process that the message selects; NotFound if there is none."""
+    selected = message.process
+    for info in reversed(await box.jobs()):
+        if info.pid == selected.pid or (selected.pid is None and selected.tag and info.name == selected.tag):
+            return info
+    raise NotFound(f"process with {selected} not found")
+
+
+async def _running(box: BoxHandle, message: ProcessMessage) -> JobHandle:
+    info = await _find(box, message)
+    if info.state is not JobState.RUNNING:
+        raise NotFound(f"process with {message.process} not found")
+    return await box.job(info.id)
+
+
+async def list_processes(request: Request, message: Nothing) -> Message:
+    """List the processes that clients have started and that run."""
+    async with request.using() as box:
+        return {"processes": [_described(info) for info in await box.jobs() if info.state is JobState.RUNNING]}
+
+
+def _described(info: JobInfo) -> Message:
+    command, *args = info.command
+    described: Message = {"pid": info.pid, "config": {"cmd": command, "args": args, "envs": {}}}
+    return described | {"tag": info.name} if info.name else described
+
+
+async def send_input(request: Request, message: InputMessage) -> Message:
+    """Write to a process's input or terminal."""
+    async with request.using() as box:
+        await _write(await _running(box, message), message.input)
+    return {}
+
+
+async def _write(job: JobHandle, given: Input) -> None:
+    data = given.stdin if given.stdin is not None else given.pty
+    if data is None:
+        raise Invalid("input has neither stdin nor pty")
+    try:
+        await job.write(data)
+    except Conflict as error:
+        raise ConnectError("internal", f"error writing to stdin: {error.message}") from error
+
+
+async def close_stdin(request: Request, message: ProcessMessage) -> Message:
+    """Close a process's input."""
+    async with request.using() as box:
+        await (await _running(box, message)).close_stdin()
+    return {}
+
+
+async def send_signal(request: Request, message: SignalMessage) -> Message:
+    """Send SIGTERM or SIGKILL to a process."""
+    number = _SIGNALS.get(str(message.signal))
+    if number is None:
+        raise Invalid(f"signal {message.signal!r} is neither SIGNAL_SIGTERM nor SIGNAL_SIGKILL")
+    async with request.using() as box:
+        await (await _running(box, message)).signal(number)
+    return {}
+
+
+async def update(request: Request, message: UpdateMessage) -> Message:
+    """Resize a process's terminal."""
+    size = message.pty.size
+    async with request.using() as box:
+        await (await _running(box, message)).resize(size.rows or 24, size.cols or 80)
+    return {}

@@ -1,0 +1,141 @@
+"""One request of an E2B client: its parts, the sandbox that it names, and the user that it acts as."""
+
+import base64
+import binascii
+import posixpath
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from hutch.errors import Gone, HutchError, Invalid, NotFound, Unauthenticated
+from hutch.keeper.access.files import GuardedFiles
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.boxes.live import Live
+from hutch.model.ids import is_box_id
+from hutch.model.state import State
+from hutch.server.access import find, using
+from hutch.server.e2b.errors import NotRunning
+from hutch.server.e2b.labels import TEMPLATE, resumes_by_itself
+from hutch.server.e2b.sandboxes import Sandboxes
+from hutch.server.request import Call, Scope
+
+T = TypeVar("T")
+
+SESSION = "e2b"
+"""The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
+HOMES = {"user": "/home/user", "root": "/root"}
+
+
+class Request:
+    """What the handlers of all parts of the protocol take."""
+
+    def __init__(self, call: Call, scope: Scope, sandboxes: Sandboxes) -> None:
+        self.call = call
+        self.sandboxes = sandboxes
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: dict[str, str] = dict(
+            parse_qsl(
+                scope["query_string"].decode("ascii", "replace"), keep_blank_values=True, errors="surrogateescape"
+            )
+        )
+        self.client: tuple[str, int] | None = scope["client"]
+        self.sandbox = call.header("e2b-sandbox-id")
+
+    def name_sandbox(self, sandbox: str) -> None:
+        """Make this the sandbox of the request."""
+        self.sandbox = sandbox
+        self.call.params = {"box": sandbox}
+
+    # --- the sandbox -----------------------------------------------------------------------------------------
+
+    async def find(self) -> Live:
+        """Return the sandbox of the request. NotFound for another owner's, and for boxes that are no sandboxes."""
+        if not is_box_id(self.sandbox):
+            raise self._missing()
+        try:
+            live = await find(self.call)
+        except (NotFound, Gone) as error:
+            raise self._missing() from error
+        if TEMPLATE not in live.record.spec.labels or live.record.doomed:
+            raise self._missing()
+        return live
+
+    def _missing(self) -> NotFound:
+        return NotFound(f"Sandbox \"{self.sandbox[:64]}\" doesn't exist or you don't have access to it")
+
+    async def find_running(self) -> Live:
+        """Return the sandbox for its data plane. NotRunning unless it runs, or resumes when it is used."""
+        try:
+            live = await self.find()
+        except NotFound as error:
+            raise NotRunning(self.sandbox) from error
+        state = live.record.state
+        if state is State.PAUSED and resumes_by_itself(live.record):
+            await self.sandboxes.resume(live)
+        elif state is not State.RUNNING:
+            raise NotRunning(self.sandbox)
+        return live
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[BoxHandle]:
+        """Use the sandbox, which runs. NotRunning if it ends meanwhile."""
+        live = await self.find_running()
+        try:
+            async with using(self.call) as box:
+                yield box
+        except HutchError as error:
+            if live.tombstone is not None or live.record.doomed:
+                raise NotRunning(self.sandbox) from error
+            raise
+
+    @asynccontextmanager
+    async def files(self) -> AsyncIterator[GuardedFiles]:
+        """Use the sandbox's files with the rights of the call's user."""
+        async with self.using() as box:
+            yield box.files if self.user in (None, box.spec.user) else box.files_as(self.user)
+
+    # --- the user --------------------------------------------------------------------------------------------
+
+    @property
+    def user(self) -> str | None:
+        """The user that the call acts as, by Basic authentication or by `username`; None for the template's own."""
+        scheme, _, given = self.call.header("authorization").partition(" ")
+        name = self.query.get("username", "")
+        if scheme.lower() == "basic":
+            try:
+                name = base64.b64decode(given, validate=True).decode().partition(":")[0]
+            except (binascii.Error, UnicodeDecodeError) as error:
+                raise Unauthenticated("the Authorization header is no Basic authentication") from error
+        if not name:
+            return None
+        if name not in HOMES:
+            raise Unauthenticated(f"error looking up user '{name[:64]}': there is no such user in a sandbox")
+        return name
+
+    def resolve(self, path: str) -> str:
+        """Return an absolute path: relative ones and `~` begin at the user's home."""
+        home = HOMES[self.user or "user"]
+        if "\0" in path:
+            raise Invalid("a path has no NUL byte")
+        if path == "~" or path.startswith("~/"):
+            path = home + path[1:]
+        return posixpath.normpath(posixpath.join(home, path))
+
+    # --- the body --------------------------------------------------------------------------------------------
+
+    async def body(self, kind: type[T]) -> T:
+        return parse(await self.call.whole_body(), kind)
+
+
+def parse(data: bytes, kind: type[T]) -> T:
+    """Return JSON as a struct; 64-bit numbers may be strings. Invalid names the field that is wrong."""
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"error parsing the request: {error}") from error
+    except RecursionError as error:
+        raise Invalid("error parsing the request: it is nested too deeply") from error

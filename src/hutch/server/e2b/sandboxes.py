@@ -1,0 +1,38 @@
+"""Sandboxes of one server: their creation, clocks, pauses and ends, on boxes; and what is open to them now."""
+
+import time
+
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.store.open_store import open_key
+from hutch.server.e2b.credentials import Tokens
+from hutch.server.e2b.labels import TIMEOUT
+from hutch.server.e2b.shapes import DEFAULT_TIMEOUT
+from hutch.server.e2b.streams import Streams
+from hutch.server.service import Service
+
+
+class Sandboxes:
+    """What the door keeps between requests: nothing that a restart would miss, besides open connections."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.keeper = service.keeper
+        self.tokens = Tokens(open_key(service.config))
+        self.streams = Streams()
+
+    async def resume(self, live: Live, timeout: float | None = None) -> None:
+        """Let a paused sandbox run again, and give it the time that it was created with."""
+        given = live.record.spec.labels.get(TIMEOUT, "")
+        seconds = timeout if timeout is not None else float(given) if given else DEFAULT_TIMEOUT
+        await self.set_end(live, time.time() + seconds)
+        await self.keeper.pauser.resume(live)
+
+    async def set_end(self, live: Live, at: float) -> None:
+        """Let the sandbox end at a Unix time; 0 for never."""
+        await self.keeper.updater.set_ttl(live, max(1.0, at - live.record.created_at) if at else 0.0)
+
+    async def pause(self, live: Live) -> None:
+        """Freeze the sandbox without an end. What is connected to it is cut off, as by a machine that goes to sleep."""
+        await self.streams.cut(live.record.id)
+        await self.keeper.pauser.pause(live, "paused by an E2B client")
+        await self.set_end(live, 0.0)

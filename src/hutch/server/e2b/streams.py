@@ -1,0 +1,51 @@
+"""Open streams of sandboxes, so that a pause or an end can cut them."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable
+from contextlib import suppress
+
+CLOSE_SECONDS = 5.0
+"""A stream that was cut has closed what it held in the box after this time."""
+
+
+class Cut(Exception):
+    """The stream ends without its last message, so that the client sees a lost connection."""
+
+
+class Streams:
+    """The streams that are open now, by sandbox."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
+
+    async def run(self, sandbox: str, work: Awaitable[None]) -> None:
+        """Wait for `work`, which sends a stream. Cut if `cut` was called."""
+        ended = asyncio.Event()
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._open[sandbox][scope] = ended
+                try:
+                    await work
+                finally:
+                    del self._open[sandbox][scope]
+                    if not self._open[sandbox]:
+                        del self._open[sandbox]
+                    ended.set()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise Cut from None
+
+    async def cut(self, sandbox: str) -> None:
+        """Cut every stream of a sandbox, and wait until none of them uses it any more."""
+        cut = dict(self._open.get(sandbox, {}))
+        for scope in cut:
+            scope.reschedule(0.0)
+        with suppress(TimeoutError):  # Whoever needs the sandbox unused checks that itself.
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for ended in cut.values():
+                    await ended.wait()
+
+    async def cut_all(self) -> None:
+        await asyncio.gather(*(self.cut(sandbox) for sandbox in tuple(self._open)))

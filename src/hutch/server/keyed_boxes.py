@@ -1,0 +1,73 @@
+"""Boxes that a foreign protocol names itself: the protocol's name is the box's idempotency key."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hutch.errors import Gone
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.keeper import Keeper
+from hutch.model.boxes import EventCause
+from hutch.model.ids import BoxId
+from hutch.model.spec import Spec
+from hutch.model.state import State
+from hutch.server.access import hold
+from hutch.server.auth import Caller
+
+MAX_KNOWN = 4096
+"""Ids that are remembered; any other is looked up in the store."""
+
+
+class KeyedBoxes:
+    """Finds and creates the boxes of one door. The store knows which box a key belongs to, also after a restart."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._ids: dict[tuple[str, str], BoxId] = {}
+
+    async def find(self, owner: str, key: str) -> Live | None:
+        """Return the box of this key, if there is one that nobody is destroying."""
+        box_id = self._ids.get((owner, key))
+        live = self._keeper.held(box_id) if box_id is not None else None
+        if live is None:
+            record = await self._keeper.store.by_key(owner, key)
+            self._ids.pop((owner, key), None)
+            if record is None:
+                return None
+            try:
+                live = await self._keeper.live(record.id)
+            except Gone:
+                return None
+            self._remember(owner, key, live)
+        return None if live.record.doomed else live
+
+    async def find_usable(self, owner: str, key: str) -> Live | None:
+        """Return the box of this key if it works; a broken one is destroyed. A box in creation is not there yet."""
+        live = await self.find(owner, key)
+        if live is None or live.record.state in (State.CREATING, State.RESTORING):
+            return None
+        if await self._keeper.health.is_usable(live):
+            return live
+        await self._keeper.destroy(live.record.id, f"replaced: {live.record.reason}", EventCause.REPLACED)
+        return None
+
+    async def create(self, caller: Caller, key: str, spec: Spec) -> Live:
+        """Create the box of this key; callers that ask at once get the same one."""
+        live = await self._keeper.create(spec, session=caller.session, owner=caller.owner, key=key)
+        self._remember(caller.owner, key, live)
+        return live
+
+    @asynccontextmanager
+    async def use(self, caller: Caller, live: Live) -> AsyncIterator[BoxHandle]:
+        """Hold the box's lease for the caller's session while it is used."""
+        await hold(self._keeper, live, caller.session)
+        handle = BoxHandle(self._keeper, live, caller.session)
+        try:
+            yield handle
+        finally:
+            handle.close()
+
+    def _remember(self, owner: str, key: str, live: Live) -> None:
+        if len(self._ids) >= MAX_KNOWN:
+            del self._ids[next(iter(self._ids))]
+        self._ids[owner, key] = live.record.id

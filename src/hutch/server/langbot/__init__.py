@@ -1,0 +1,1 @@
+"""LangBot's door: the Box Runtime protocol, by which an unmodified LangBot uses Hutch as its sandbox."""

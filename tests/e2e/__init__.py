@@ -1,0 +1,1 @@
+"""The whole system, driven by other people's clients."""

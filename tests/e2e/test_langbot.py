@@ -1,0 +1,109 @@
+"""LangBot's door, driven by the client classes of `langbot-plugin` from PyPI against a real server and real boxes."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.environments import python_of, run_scenarios
+from tests.server.serving import Server, serving
+
+SDK = "langbot-plugin==0.7.16"
+"""The version that LangBot 4.11.2 requires."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """A directory that LangBot and the server share, which every user may enter."""
+    directory = Path(tempfile.mkdtemp(prefix="h-langbot-", dir="/tmp"))
+    directory.chmod(0o755)
+    (directory / "data").mkdir()
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(shared: Path) -> Iterator[Server]:
+    config = shared / "hutch.toml"
+    config.write_text(f'[server]\nlangbot_shared_roots = ["{shared}/data"]\n[quotas.small]\nboxes = 2\n')
+    with serving("--config", str(config)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def outcomes(server: Server, shared: Path) -> dict[str, Any]:
+    (shared / "data" / "link").symlink_to("/etc")
+    host, port = server.tcp().address
+    script = Path(__file__).with_name("langbot_client.py")
+    return run_scenarios(
+        python_of(SDK), script, f"{host}:{port}", server.key("user", "bot"), server.key("user", "small"),
+        str(shared / "data"), str(shared / "elsewhere"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "wrong_tokens_and_instances_are_unauthorized",
+        "unknown_actions_and_contexts_are_refused",
+        "malformed_frames_do_not_end_the_channel",
+        "too_many_requests_at_once_are_refused",
+        "commands_run_in_sessions",
+        "long_commands_and_long_output",
+        "a_timeout_keeps_the_session",
+        "a_client_that_leaves_ends_its_command",
+        "sessions_echo_what_was_asked",
+        "other_specs_conflict",
+        "bad_specs_are_refused",
+        "capacity_is_limited",
+        "quotas_of_the_owner_hold",
+        "workspaces_are_apart_and_kept",
+        "shared_directories_are_mounted",
+        "skills_are_shown_read_only",
+        "a_session_stays_for_others_to_see",
+        "a_newer_generation_retires_older_ones",
+        "a_shutdown_ends_only_its_own_sessions",
+        "cloud_actions_are_refused",
+        "processes_are_managed",
+        "the_relay_sends_one_line_in_each_frame",
+        "relays_are_authorized",
+    ],
+)
+def test_the_real_client(outcomes: dict[str, Any], scenario: str) -> None:
+    """Every action, error and limit of the Box Runtime protocol (B22, B23, B28, B29, B44)."""
+    assert not outcomes[scenario]["error"], outcomes[scenario]["error"]
+
+
+def test_sessions_are_boxes(server: Server, outcomes: dict[str, Any]) -> None:
+    """A session is a box like any other: listed, limited, with receipts, and counted by action in the metrics (B27)."""
+    admin = server.unix(hutch_admin="yes")
+    boxes = [box for box in admin.good("GET", "/v1/boxes")["boxes"] if box["spec"]["labels"].get("langbot.instance")]
+    seen = next(box for box in boxes if box["spec"]["labels"]["langbot.instance"] == "visible")
+    assert seen["owner"] == "bot"
+    assert (seen["spec"]["limits"]["memory_mb"], seen["spec"]["limits"]["pids"]) == (300, 77)
+    assert seen["spec"]["labels"]["langbot.session"] == "runner-1"
+    assert seen["spec"]["idle_timeout_sec"] == 300
+    used = next(box for box in boxes if box["spec"]["labels"]["langbot.instance"] == "timeout")
+    receipts = admin.good("GET", f"/v1/receipts?box={used['id']}")["receipts"]
+    assert {"exec"} <= {receipt["op"] for receipt in receipts}
+    assert {receipt["who"]["session"] for receipt in receipts if receipt["op"] == "exec"} == {"langbot:timeout"}
+    metrics = admin.call("GET", "/metrics").body.decode()
+    assert 'op="langbot box_exec"' in metrics
+    assert "box_nonsense" not in metrics
+
+
+def test_a_restarted_server_has_the_sessions(shared: Path) -> None:
+    """Sessions, their files and their processes outlive a restart of Hutch, as LangBot expects when it reconnects."""
+    with serving() as server:
+        key = server.key("user", "bot")
+        python, script = python_of(SDK), Path(__file__).with_name("langbot_restart.py")
+        for phase in ("before", "after"):
+            host, port = server.tcp().address
+            outcomes = run_scenarios(python, script, f"{host}:{port}", key, phase)
+            assert not outcomes[phase]["error"], outcomes[phase]["error"]
+            if phase == "before":
+                server.end()
+                server.start()

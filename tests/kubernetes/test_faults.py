@@ -1,0 +1,146 @@
+"""What the cluster answers when something is wrong becomes a typed error with a remedy, and nothing is left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch.errors import ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.providers.kubernetes import pods as pod_states
+from hutch.providers.kubernetes.cluster import Cluster
+from hutch.providers.kubernetes.pods import Phase, Pods
+from hutch.providers.kubernetes.provider import KubernetesProvider
+from hutch.providers.kubernetes.settings import Settings
+from tests.kubernetes.api_server import failure, scripted
+from tests.kubernetes.orders import order
+
+RECORDED: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("fixtures/kubernetes/pods.json").read_bytes())
+"""Pods as a real cluster (v1.35.8) showed them."""
+
+
+def provider(kubeconfig: Path, **settings: Any) -> KubernetesProvider:
+    made = KubernetesProvider()
+    made.configure({"kubeconfig": str(kubeconfig), "guest_image": "hutch:1", "image": "debian:12", **settings})
+    return made
+
+
+def test_recorded_pods_are_understood() -> None:
+    """Running, pending, out of memory, evicted and without an image: each state of a real Pod means what it says."""
+    phases = {name: pod_states.phase(pod) for name, pod in RECORDED.items()}
+    assert phases == {
+        "running": Phase.RUNNING, "pending": Phase.STARTING, "image": Phase.STARTING, "oom": Phase.ENDED,
+        "evicted": Phase.ENDED,
+    }  # fmt: skip
+    assert "OOMKilled" in pod_states.reason_of_end(RECORDED["oom"])
+    assert "Evicted" in pod_states.reason_of_end(RECORDED["evicted"])
+    refused = pod_states.refusal(RECORDED["image"])
+    assert isinstance(refused, NotFound) and "ErrImageNeverPull" in refused.message and refused.remedy
+
+
+async def test_no_cluster(tmp_path: Path) -> None:
+    """A cluster that nobody serves, and a kubeconfig that is none, are said so by the probe, with a remedy."""
+    nobody = tmp_path / "nobody"
+    async with scripted(tmp_path) as (_, path):
+        nobody.write_text(path.read_text())
+    made = provider(nobody)
+    found = await made.probe()
+    assert not found.usable and "cannot be reached" in found.reason and found.remedy
+    await made.close()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Cluster(Settings(kubeconfig=str(tmp_path / "missing")))
+
+
+async def test_a_forbidden_verb_names_its_rule(tmp_path: Path) -> None:
+    """Each call that RBAC forbids says which rule would allow it, and the box's other objects are removed."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("POST", "/networkpolicies", (201, {"kind": "NetworkPolicy", "metadata": {"name": "x"}}))
+        script.on("POST", "/secrets", (403, failure(403, "secrets is forbidden")))
+        for end in ("secrets", "networkpolicies", "pods"):
+            script.on("DELETE", end, 404)
+        made = provider(path)
+        ordered = order()
+        with pytest.raises(Refused) as caught:
+            await made.create(ordered, made.plan(ordered))
+        assert 'resources ["secrets"], verbs ["create"]' in caught.value.remedy
+        deleted = {asked.split("/")[-2] for method, asked in script.asked if method == "DELETE"}
+        assert deleted == {"pods", "secrets", "networkpolicies"}
+        await made.close()
+
+
+async def test_a_busy_api_server_is_asked_again(tmp_path: Path) -> None:
+    """429 and 503 are repeated a bounded number of times; then the error is retryable."""
+    async with scripted(tmp_path) as (script, path):
+        pod = {"kind": "Pod", "metadata": {"name": "p"}}
+        script.on("GET", "/pods/p", (429, failure(429)), (503, failure(503)), pod)
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        assert (await cluster.get("Pod", "p"))["metadata"]["name"] == "p"
+        script.on("GET", "/pods/q", (503, failure(503)))
+        with pytest.raises(Unavailable) as caught:
+            await cluster.get("Pod", "q")
+        assert caught.value.retryable and caught.value.remedy
+        assert sum(asked.endswith("/pods/q") for _, asked in script.asked) == 4
+        await cluster.close()
+
+
+async def test_a_repeated_creation_is_one(tmp_path: Path) -> None:
+    """If the answer to a creation was lost and it is sent again, 409 means that the object is there."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("POST", "/pods", (409, failure(409, "already exists")))
+        script.on("GET", "/pods/p", {"kind": "Pod", "metadata": {"name": "p", "uid": "1"}})
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        made = await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}})
+        assert made["metadata"]["uid"] == "1"
+        await cluster.close()
+
+
+@pytest.mark.parametrize("trouble", [410, 500, [], ["silence"]], ids=["gone", "error", "ended", "silent"])
+async def test_a_broken_watch_loses_nothing(tmp_path: Path, trouble: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that is refused (410), breaks, ends or falls silent is made good: the Pod is still seen to run."""
+    monkeypatch.setattr(pod_states, "_LOOK_SECONDS", 0.2)
+    async with scripted(tmp_path) as (script, path):
+        running = {"type": "ADDED", "object": {"apiVersion": "v1", "kind": "Pod", **RECORDED["running"]}}
+        after = [running] if trouble != ["silence"] else trouble
+        script.on("WATCH", "/pods", trouble, after)
+        script.on("GET", "/pods/rec-running", {"apiVersion": "v1", "kind": "Pod", **RECORDED["running"]})
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        pods = Pods(cluster, "keeper-1")
+        assert pod_states.phase(await pods.wait_for_running("rec-running", 60)) is Phase.RUNNING
+        await pods.close()
+        await cluster.close()
+
+
+async def test_a_pod_that_stays_pending_says_why(tmp_path: Path) -> None:
+    """No room on any node is a quota that may pass, with the scheduler's own words from the Pod's events."""
+    async with scripted(tmp_path) as (script, path):
+        pending = {"apiVersion": "v1", "kind": "Pod", **RECORDED["pending"]}
+        said = "0/1 nodes are available: 1 Insufficient memory."
+        event = {"metadata": {"name": "e"}, "involvedObject": {}, "reason": "FailedScheduling", "message": said}
+        script.on("WATCH", "/pods", [{"type": "ADDED", "object": pending}, "silence"])
+        script.on("GET", "/events", {"kind": "EventList", "metadata": {}, "items": [event]})
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        pods = Pods(cluster, "keeper-1")
+        with pytest.raises(QuotaExceeded, match="Insufficient memory") as caught:
+            await pods.wait_for_running("rec-pending", 1.0)
+        assert caught.value.retryable
+        await pods.close()
+        await cluster.close()
+
+
+async def test_an_end_is_noticed_without_being_asked_for(tmp_path: Path) -> None:
+    """A box whose Pod ends is told by the watch, so that its links close at once."""
+    async with scripted(tmp_path) as (script, path):
+        ended = {"apiVersion": "v1", "kind": "Pod", **RECORDED["oom"]}
+        script.on("WATCH", "/pods", [{"type": "MODIFIED", "object": ended}, "silence"])
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        pods = Pods(cluster, "keeper-1")
+        import asyncio
+
+        told = asyncio.Event()
+        pods.on_end("rec-oom", told.set)
+        async with asyncio.timeout(30):
+            await told.wait()
+        with pytest.raises(EngineError, match="OOMKilled"):
+            await pods.wait_for_running("rec-oom", 5)
+        await pods.close()
+        await cluster.close()
