@@ -201,7 +201,7 @@ async def _wait(signal: asyncio.Event, draining: asyncio.Event) -> None:
 
 
 def numbers_of(metrics: Metrics) -> Numbers:
-    pool = metrics.keeper.pool
+    pool, counters = metrics.keeper.pool, metrics.keeper.counters
     everything = Histogram()
     for op, histogram in metrics.latencies.items():
         # Streams and terminals last as long as somebody watches them.
@@ -210,7 +210,7 @@ def numbers_of(metrics: Metrics) -> Numbers:
             everything.total += histogram.total
     return Numbers(
         requests=sum(metrics.requests.values()), failures=sum(metrics.failures.values()),
-        created=sum(count for (kind, _), count in metrics.keeper.counters.boxes.items() if kind in ("created", "claimed")),
+        created=sum(sum(counters.by_profile(what).values()) for what in ("created", "claimed")),
         active=sum(metrics.active.values()), pool=dict(pool.waiting()), pool_claims=sum(pool.claims.values()),
         pool_misses=sum(pool.misses.values()), requests_latency=_latency(everything),
         exec_latency=_latency(metrics.operations.get("exec", Histogram())),
