@@ -15,6 +15,7 @@ from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
+from hutch.model.layers import Checkpoint, Diff, Forks, Merge, Rollback
 from hutch.model.mcp import McpServerInfo
 from hutch.model.metrics import Metrics
 from hutch.model.ports import Preview
@@ -37,6 +38,7 @@ from hutch.server.handlers import (
     files,
     images,
     jobs,
+    layers,
     mcp_servers,
     ports,
     questions,
@@ -233,6 +235,21 @@ ROUTES = (
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
+    Route("GET", f"{_BOX}/checkpoints", layers.list_checkpoints, May.READ, layers.CheckpointList),
+    Route("POST", f"{_BOX}/checkpoints", layers.create, May.CHANGE, Checkpoint, long=True, status=(201,),
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("DELETE", f"{_BOX}/checkpoints/{{checkpoint}}", layers.delete, May.CHANGE),
+    Route("POST", f"{_BOX}/rollback", layers.rollback, May.CHANGE, Rollback, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/undo", layers.undo, May.CHANGE, Rollback, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("GET", f"{_BOX}/diff", layers.diff, May.CHANGE, Diff, long=True),
+    Route("POST", f"{_BOX}/fork", layers.fork, May.CHANGE, Forks, long=True, status=(201,),
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/merge", layers.merge, May.CHANGE, Merge, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/attempt", layers.attempt, May.CHANGE, layers.AttemptView, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
     Route("POST", f"{_BOX}/created", boxes.mark_created, May.CHANGE, BoxInfo),
     Route("POST", f"{_BOX}/scope", boxes.move, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=FILE_ERRORS),
