@@ -4,14 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.both.test_ports import ECHO
 from tests.cli.cli_process import TIMEOUT, hutch, started
 from tests.cli.conftest import Home
-from tests.server.serving import Server, serving
+from tests.server.serving import serving
 
 
 def _start_echo(home: Home, box: str) -> None:
@@ -49,13 +48,13 @@ def test_a_forwarded_port_without_a_server(home: Home) -> None:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Server, Home]]:
+def served() -> Iterator[Home]:
     with serving() as server:
-        yield server, Home(Path(server.state), Path(server.run))
+        yield Home(server.state, server.run)
 
 
-def test_ports_at_a_server(served: tuple[Server, Home]) -> None:
-    server, home = served
+def test_ports_at_a_server(served: Home) -> None:
+    home = served
     home.good("box", "create", "--name", "web")
     _start_echo(home, "web")
     _forwarded(home, "web")

@@ -12,42 +12,40 @@ from tests.server.serving import TIMEOUT_SECONDS, Server
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n"
 ODD_REQUESTS: dict[str, bytes] = {
-    "length and chunks": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and length": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
-    "two equal lengths": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
-    "two lengths": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 0\r\nContent-Length: 40\r\n\r\n",
-    "a list of lengths": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 0, 40\r\n\r\n",
-    "a negative length": b"POST /odd HTTP/1.1\r\n{common}Content-Length: -1\r\n\r\n",
-    "a signed length": b"POST /odd HTTP/1.1\r\n{common}Content-Length: +5\r\n\r\n",
-    "a hexadecimal length": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 0x10\r\n\r\n",
-    "an empty length": b"POST /odd HTTP/1.1\r\n{common}Content-Length: \r\n\r\n",
-    "a huge length": b"POST /odd HTTP/1.1\r\n{common}Content-Length: 99999999999999999999999\r\n\r\n",
-    "a space before the colon": b"POST /odd HTTP/1.1\r\n{common}Content-Length : 40\r\n\r\n",
-    "a tab before the colon": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding\t: chunked\r\n\r\n0\r\n\r\n",
-    "a vertical tab in the coding": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
-    "xchunked": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
-    "chunked, identity": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "two codings": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n0\r\n\r\n",
-    "gzip, chunked": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "capital CHUNKED": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n",
-    "a quoted coding": b'POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n',
-    "a folded coding": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "a folded header": b"POST /odd HTTP/1.1\r\n{common}X-Odd: a\r\n Content-Length: 40\r\n\r\n",
+    "length and chunks": b"{post}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": b"{post}Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+    "two equal lengths": b"{post}Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
+    "two lengths": b"{post}Content-Length: 0\r\nContent-Length: 40\r\n\r\n",
+    "a list of lengths": b"{post}Content-Length: 0, 40\r\n\r\n",
+    "a negative length": b"{post}Content-Length: -1\r\n\r\n",
+    "a signed length": b"{post}Content-Length: +5\r\n\r\n",
+    "a hexadecimal length": b"{post}Content-Length: 0x10\r\n\r\n",
+    "an empty length": b"{post}Content-Length: \r\n\r\n",
+    "a huge length": b"{post}Content-Length: 99999999999999999999999\r\n\r\n",
+    "a space before the colon": b"{post}Content-Length : 40\r\n\r\n",
+    "a tab before the colon": b"{post}Transfer-Encoding\t: chunked\r\n\r\n0\r\n\r\n",
+    "a vertical tab in the coding": b"{post}Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "xchunked": b"{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": b"{post}Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "chunked, identity": b"{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "two codings": b"{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\n\r\n0\r\n\r\n",
+    "gzip, chunked": b"{post}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "capital CHUNKED": b"{post}Transfer-Encoding: CHUNKED\r\n\r\n0\r\n\r\n",
+    "a quoted coding": b'{post}Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n',
+    "a folded coding": b"{post}Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a folded header": b"{post}X-Odd: a\r\n Content-Length: 40\r\n\r\n",
     "bare line feeds": b"POST /odd HTTP/1.1\n{common}Content-Length: 0\n\n",
-    "a bare carriage return": b"POST /odd HTTP/1.1\r\n{common}X-Odd: a\rContent-Length: 40\r\n\r\n",
-    "a NUL in a value": b"POST /odd HTTP/1.1\r\n{common}X-Odd: a\x00b\r\n\r\n",
-    "a NUL in a name": b"POST /odd HTTP/1.1\r\n{common}X-O\x00dd: a\r\n\r\n",
-    "a header without colon": b"POST /odd HTTP/1.1\r\n{common}Content-Length 40\r\n\r\n",
-    "an empty name": b"POST /odd HTTP/1.1\r\n{common}: 40\r\n\r\n",
-    "a chunk extension": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\n1;a=b\r\nx\r\n0\r\n\r\n",
-    "a chunk extension with a line feed": (
-        b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\n1;\nxx\r\nx\r\n0\r\n\r\n"
-    ),
-    "a chunk longer than said": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n0\r\n\r\n",
-    "a chunk of odd size": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\n0x1\r\nx\r\n0\r\n\r\n",
-    "a chunk of huge size": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff1\r\nx\r\n",
-    "a trailer": b"POST /odd HTTP/1.1\r\n{common}Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 40\r\n\r\n",
+    "a bare carriage return": b"{post}X-Odd: a\rContent-Length: 40\r\n\r\n",
+    "a NUL in a value": b"{post}X-Odd: a\x00b\r\n\r\n",
+    "a NUL in a name": b"{post}X-O\x00dd: a\r\n\r\n",
+    "a header without colon": b"{post}Content-Length 40\r\n\r\n",
+    "an empty name": b"{post}: 40\r\n\r\n",
+    "a chunk extension": b"{post}Transfer-Encoding: chunked\r\n\r\n1;a=b\r\nx\r\n0\r\n\r\n",
+    "a chunk extension with a line feed": (b"{post}Transfer-Encoding: chunked\r\n\r\n1;\nxx\r\nx\r\n0\r\n\r\n"),
+    "a chunk longer than said": b"{post}Transfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n0\r\n\r\n",
+    "a chunk of odd size": b"{post}Transfer-Encoding: chunked\r\n\r\n0x1\r\nx\r\n0\r\n\r\n",
+    "a chunk of huge size": b"{post}Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff1\r\nx\r\n",
+    "a trailer": b"{post}Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 40\r\n\r\n",
     "a body for GET": b"GET /odd HTTP/1.1\r\n{common}Content-Length: 4\r\n\r\nbody",
     "an absolute target": b"GET http://other.example/odd HTTP/1.1\r\n{common}\r\n",
     "a target with a space": b"GET /odd /smuggled HTTP/1.1\r\n{common}\r\n",
@@ -62,7 +60,7 @@ ODD_REQUESTS: dict[str, bytes] = {
     "an upgrade to h2c": b"GET /odd HTTP/1.1\r\n{common}Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
     "two hosts": b"GET /odd HTTP/1.1\r\n{common}Host: other.example\r\n\r\n",
     "headers named by Connection": b"GET /odd HTTP/1.1\r\n{common}Connection: close, X-Odd, Host\r\nX-Odd: 1\r\n\r\n",
-    "Expect": b"POST /odd HTTP/1.1\r\n{common}Expect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+    "Expect": b"{post}Expect: 100-continue\r\nContent-Length: 0\r\n\r\n",
 }
 
 
@@ -78,7 +76,8 @@ def test_an_odd_request_is_one_request_or_none(preview: Preview, name: str) -> N
     preview.visit("GET", "/seen")
     host = preview.host.encode()
     common = b"Host: %b\r\nHutch-Preview: %b\r\n" % (host, preview.token.encode())
-    sent = ODD_REQUESTS[name].replace(b"{common}", common) + SMUGGLED.replace(b"{host}", host)
+    odd = ODD_REQUESTS[name].replace(b"{post}", b"POST /odd HTTP/1.1\r\n{common}")
+    sent = odd.replace(b"{common}", common) + SMUGGLED.replace(b"{host}", host)
     with socket.create_connection(preview.address, TIMEOUT_SECONDS) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)

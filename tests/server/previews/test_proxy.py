@@ -1,4 +1,4 @@
-"""What passes through a preview: bodies, streams, WebSockets, redirects and cookies, sleeping boxes and closed ports."""
+"""What passes through a preview: bodies, streams, WebSockets, redirects, cookies; sleeping boxes and closed ports."""
 
 import contextlib
 import http.client
