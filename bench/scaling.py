@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 STORE_PER_LIFE = 6.0
 """Transactions from creation to end: intent, running, lease, stopping, tombstone, and the receipts' groups."""
@@ -144,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER", dest="changes")
     parsed = parser.parse_args(arguments)
-    known = {field.name: type(field.default) for field in dataclasses.fields(Setting)}
-    changes = {}
+    plain = dataclasses.asdict(Setting())
+    changes: dict[str, Any] = {}
     for change in parsed.changes:
         name, _, value = change.partition("=")
-        if name not in known:
-            parser.error(f"no setting {name!r}; there are {', '.join(known)}")
-        changes[name] = known[name](float(value))
+        if name not in plain:
+            parser.error(f"no setting {name!r}; there are {', '.join(plain)}")
+        changes[name] = type(plain[name])(float(value))
     for minutes in [changes.pop("minutes_of_life")] if "minutes_of_life" in changes else [1.0, 10.0, 60.0]:
         setting = Setting(minutes_of_life=minutes, **changes)
         print(table(setting, simulate(setting)), end="\n\n")

@@ -49,7 +49,7 @@ class Servers:
 
     def start(self, number: int) -> None:
         (self.all[number].state / "server.json").unlink(missing_ok=True)
-        self.all[number].start("--config", str(self._config), "--port", str(self._ports[number]))
+        self.all[number].start("--config", str(self._config), "--port", str(self._ports[number]), patience=300)
 
     def url(self, number: int) -> str:
         return f"http://127.0.0.1:{self._ports[number]}"
