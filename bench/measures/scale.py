@@ -26,6 +26,8 @@ RATE_TURNS = 4
 RATE_WORKERS = 8
 IDLE = 1000
 IDLE_CONTAINERS = 40
+PAGE = 50
+"""Boxes that a page of a list shows."""
 CROWD = (0, 500, 1000, 2000)
 """Numbers of idle boxes in the keeper at which creation and exec are measured."""
 MB = 1 << 20
@@ -129,6 +131,7 @@ async def crowd(context: Context) -> list[Number]:
     _raise_open_files()
     creates: dict[str, list[float]] = {}
     execs: dict[str, list[float]] = {}
+    lists: dict[str, list[float]] = {}
     boxes: list[BoxHandle] = []
     other_context = replace(context, state=context.state / "other", run=context.run / "other")
     async with context.hutch() as hutch, other_context.hutch() as other:
@@ -139,6 +142,8 @@ async def crowd(context: Context) -> list[Number]:
                 for taken, samples in zip((creates, execs), await _crowd_samples(context, hutch, other), strict=True):
                     taken[name] = samples.milliseconds["crowded"]
                     taken[OTHER] = samples.milliseconds["other"]
+                if count:
+                    lists[f"{count:,} idle"] = [await _first_page(hutch) for _ in range(context.count(40))]
         finally:
             await _destroy(boxes)
         for taken, samples in zip((creates, execs), await _crowd_samples(context, hutch, other), strict=True):
@@ -146,7 +151,23 @@ async def crowd(context: Context) -> list[Number]:
     return [
         _crowded("crowd_create", "create to first command", creates, f"{steps[-1]:,} idle", 1.5),
         _crowded("crowd_exec", "exec `true`", execs, f"{steps[-1]:,} idle", 1.3),
+        _listed(lists, f"{steps[1]:,} idle", f"{steps[-1]:,} idle"),
     ]
+
+
+async def _first_page(hutch: Hutch) -> float:
+    """Milliseconds for the first 50 boxes of the list."""
+    start = perf_counter()
+    shown = await hutch.boxes(limit=PAGE)
+    taken = perf_counter() - start
+    assert len(shown) <= PAGE
+    return taken * 1000
+
+
+def _listed(lists: dict[str, list[float]], fewest: str, most: str) -> Number:
+    peers = {each: Summary.of(values) for each, values in lists.items() if each != most}
+    title = f"the first {PAGE} of {most} boxes in a list"
+    return Number("crowd_list", title, "ms", Summary.of(lists[most]), peers, (at_most_times(4, fewest),))
 
 
 async def _crowd_samples(context: Context, hutch: Hutch, other: Hutch) -> tuple[Samples, Samples]:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hutch.errors import Gone, Invalid
+from hutch.errors import Gone, Invalid, NotFound
 from tests.both.forms import TIMEOUT, Open
 
 
@@ -35,6 +35,21 @@ async def test_an_idle_box_shows_how_its_time_runs_out(open_hutch: Open) -> None
                     break
                 await asyncio.sleep(0.05)
         await hutch.destroy(box.id, force=True)
+
+
+async def test_a_long_list_comes_in_parts(open_hutch: Open) -> None:
+    """A list costs as much as the part of it that is shown (B13)."""
+    async with open_hutch() as hutch:
+        made = [await hutch.create() for _ in range(3)]
+        listed = [box.id for box in await hutch.boxes()]
+        assert [box_id for box_id in listed if box_id in {box.id for box in made}] == [box.id for box in made]
+        first = await hutch.boxes(limit=2)
+        rest = await hutch.boxes(after=first[-1].id, limit=100)
+        assert [box.id for box in (*first, *rest)] == listed
+        for box in made:
+            await box.destroy()
+        with pytest.raises((NotFound, Gone)):
+            await hutch.boxes(after=made[0].id)
 
 
 async def test_a_task_has_a_box_of_each_kind(open_hutch: Open) -> None:

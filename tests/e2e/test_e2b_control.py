@@ -4,6 +4,7 @@ import e2b
 import pytest
 
 from tests.e2e.e2b_sdk import E2B
+from tests.server.serving import until
 
 
 def test_a_sandbox_is_a_box(hutch_e2b: E2B) -> None:
@@ -93,3 +94,58 @@ def test_the_list_is_paged_and_filtered(hutch_e2b: E2B) -> None:
     finally:
         for each in made:
             each.kill()
+
+
+def test_pause_keeps_memory_and_connect_resumes(hutch_e2b: E2B) -> None:
+    """(S13) A paused sandbox answers nothing, is listed as paused, and goes on where it was."""
+    with hutch_e2b.sandbox() as sandbox:
+        job = sandbox.commands.run("sleep 1000", background=True)
+        assert sandbox.pause()
+        assert not sandbox.is_running()
+        assert not sandbox.pause()
+        with pytest.raises(e2b.SandboxException):
+            sandbox.commands.run("true")
+        query = e2b.SandboxQuery(state=[e2b.SandboxState.PAUSED])
+        assert sandbox.sandbox_id in [
+            each.sandbox_id for each in e2b.Sandbox.list(query=query, **hutch_e2b.options).next_items()
+        ]
+        again = sandbox.connect()
+        assert again.is_running()
+        assert job.pid in [each.pid for each in again.commands.list()]
+
+
+def test_a_sandbox_pauses_at_its_timeout_and_resumes_when_it_is_used(hutch_e2b: E2B) -> None:
+    """(S13) `on_timeout: pause` freezes a sandbox instead of killing it; `auto_resume` lets any request wake it."""
+    lifecycle = {"on_timeout": "pause", "auto_resume": True}
+    with hutch_e2b.sandbox(timeout=60, lifecycle=lifecycle) as sandbox:
+        sandbox.set_timeout(0)
+        until(lambda: sandbox.get_info().state is e2b.SandboxState.PAUSED)
+        assert sandbox.commands.run("echo awake").stdout == "awake\n"
+        assert sandbox.get_info().state is e2b.SandboxState.RUNNING
+
+
+def test_a_sandbox_is_killed_at_its_timeout(hutch_e2b: E2B) -> None:
+    """(S13, Lesson 13) The box ends at the sandbox's end, and the SDK is told that it is gone."""
+    with hutch_e2b.sandbox(timeout=60) as sandbox:
+        sandbox.set_timeout(0)
+        until(lambda: not sandbox.is_running())
+        with pytest.raises(e2b.SandboxNotFoundException):
+            sandbox.get_info()
+
+
+def test_metrics(sandbox: e2b.Sandbox) -> None:
+    """(S13) A sandbox tells what it uses of what it has."""
+    metric = sandbox.get_metrics()[0]
+    assert 0 < metric.mem_used < metric.mem_total
+    assert metric.disk_total > 0
+    assert metric.cpu_used_pct >= 0
+
+
+def test_aliases_of_templates(hutch_e2b: E2B) -> None:
+    """(S13) The templates of the SDKs exist; others do not."""
+    assert e2b.Template.exists("base", **_api(hutch_e2b))
+    assert not e2b.Template.exists("nonesuch", **_api(hutch_e2b))
+
+
+def _api(hutch_e2b: E2B) -> dict[str, str]:
+    return {name: value for name, value in hutch_e2b.options.items() if name != "sandbox_url"}

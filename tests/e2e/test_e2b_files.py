@@ -88,3 +88,47 @@ def test_root_writes_where_the_user_may_not(sandbox: e2b.Sandbox, rootless: bool
     assert sandbox.files.get_info("/root/secret", user="root").owner == "root"
     with pytest.raises(e2b.SandboxException):
         sandbox.files.write("/root/secret", "mine now")
+
+
+def test_watchers_see_each_change_once(sandbox: e2b.Sandbox) -> None:
+    """(S13) A new file is three events, and what was written before the question is in the answer."""
+    sandbox.files.make_dir("watched/below")
+    watch = sandbox.files.watch_dir("watched", recursive=True, include_entry=True)
+    sandbox.files.write("watched/below/new", "content")
+    events = watch.get_new_events()
+    assert [(event.type.value, event.name) for event in events] == [
+        ("create", "below/new"), ("chmod", "below/new"), ("write", "below/new")
+    ]  # fmt: skip
+    assert events[0].entry is not None
+    assert events[0].entry.path == "/home/user/watched/below/new"
+    sandbox.files.rename("watched/below/new", "watched/old")
+    sandbox.files.remove("watched/old")
+    kinds = [(event.type.value, event.name) for event in watch.get_new_events()]
+    assert kinds == [("rename", "below/new"), ("create", "old"), ("remove", "old")]
+    watch.stop()
+    with pytest.raises(e2b.FileNotFoundException):
+        sandbox.files.watch_dir("nowhere")
+
+
+def test_metadata_of_files(sandbox: e2b.Sandbox) -> None:
+    """(S13) Metadata is kept with the file, follows it, and is replaced as a whole."""
+    metadata = {"author": "me", "stage": "one"}
+    assert sandbox.files.write("tagged", "x", metadata=metadata).metadata == metadata
+    assert sandbox.files.rename("tagged", "renamed").metadata == metadata
+    assert sandbox.files.get_info("renamed").metadata == metadata
+    sandbox.files.write("renamed", "y")
+    assert sandbox.files.get_info("renamed").metadata is None
+
+
+def test_compressed_transfers(sandbox: e2b.Sandbox) -> None:
+    """(S13) Uploads and downloads may be compressed; a body that is no gzip is refused, and nothing is written."""
+    sandbox.files.write("packed", "a" * 100_000, gzip=True)
+    assert sandbox.files.read("packed", gzip=True) == "a" * 100_000
+    request = urllib.request.Request(
+        sandbox.upload_url("broken"),
+        b"no gzip",
+        {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == 400

@@ -79,6 +79,7 @@ async def test_boxes_of_one_name_from_an_older_release_stay_usable(database: str
         db.execute("ALTER TABLE hutch.chains DROP COLUMN pruned_why, DROP COLUMN pruned_limit")
         db.execute("DROP INDEX hutch.chains_by_owner")
         db.execute("ALTER TABLE hutch.tombstones DROP COLUMN name, DROP COLUMN owner")
+        db.execute("ALTER TABLE hutch.keepers DROP COLUMN url")
         db.execute("UPDATE hutch.schema_version SET version = 3")
         for box in boxes:
             db.execute("UPDATE hutch.boxes SET body = %s WHERE id = %s", (box.to_json(), box.id))

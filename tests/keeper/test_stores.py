@@ -50,6 +50,22 @@ async def test_a_record_comes_back_as_it_went_in(opened: Open) -> None:
     await store.close()
 
 
+async def test_what_the_caller_knows_in_the_stored_version_is_not_decoded_again(opened: Open) -> None:
+    """A keeper with thousands of boxes lists them, and counts them for a quota, from its own memory."""
+    store = opened()
+    ours, changed, foreign = record(), record(), record()
+    for box in (ours, changed, foreign):
+        await store.insert(box, event(box, "created"))
+    newer = changed.but(version=2, reason="changed elsewhere")
+    assert await store.replace(newer, 1, event(changed))
+    known = {ours.id: ours, changed.id: changed}
+    found = {box.id: box for box in await store.all(known.get)}
+    assert found == {ours.id: ours, changed.id: newer, foreign.id: foreign}
+    if not isinstance(store, MemoryStore):
+        assert found[ours.id] is ours
+    await store.close()
+
+
 async def test_of_many_writers_of_one_version_one_wins(opened: Open) -> None:
     """Of concurrent writers of one version, one succeeds, whatever the timing (lesson 3)."""
     store = opened()

@@ -77,6 +77,15 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
     f"POST {_BOX}/stop": Try(),
+    f"GET {_BOX}/checkpoints": Try(),
+    f"POST {_BOX}/checkpoints": Try(body={"name": "harm"}),
+    f"DELETE {_BOX}/checkpoints/{{checkpoint}}": Try(),
+    f"POST {_BOX}/rollback": Try(body={"checkpoint": "{checkpoint}", "kill": True}),
+    f"POST {_BOX}/undo": Try(body={"kill": True}),
+    f"GET {_BOX}/diff": Try(reads=False),
+    f"POST {_BOX}/fork": Try(body={"count": 1}),
+    f"POST {_BOX}/merge": Try(body={"fork": "{box}"}),
+    f"POST {_BOX}/attempt": Try(body={"command": HARM}),
     f"GET {_BOX}/lease": Try(),
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
@@ -84,6 +93,10 @@ RECIPES: dict[str, Try] = {
     "POST /v1/receipts": Try(body={"op": "note.harm"}),
     f"POST {_BOX}/exec": Try(body={"command": HARM}, headers={"hutch_operation": "{operation}"}),
     f"DELETE {_BOX}/operations/{{operation}}": Try(headers={"hutch_session": "{session}"}, blind=True),
+    f"GET {_BOX}/ports": Try(),
+    f"POST {_BOX}/ports/{{port}}/url": Try(body={"public": True}),
+    f"GET {_BOX}/previews": Try(),
+    f"DELETE {_BOX}/previews/{{preview}}": Try(),
     f"GET {_BOX}/jobs": Try(),
     f"POST {_BOX}/jobs": Try(body={"command": HARM}),
     f"GET {_JOB}": Try(),
@@ -118,6 +131,7 @@ RECIPES: dict[str, Try] = {
     f"POST {_FILES}/digest": Try(body={"path": "victim.txt"}),
     f"WS {_BOX}/terminal": Try("?command=touch%20harm"),
     f"WS {_JOB}/ws": Try(),
+    f"WS {_BOX}/ports/{{port}}/connect": Try(),
     "GET /v1/questions": Try(),
     "POST /v1/questions": Try(body={"agent": "harm", "tool": "exec", "box": "{box}"}),
     "POST /v1/questions/{question}": Try(body={"answer": "allow"}),
@@ -157,10 +171,17 @@ RECIPES: dict[str, Try] = {
     f"POST {_MCP}/restart": Try(),
     f"DELETE {_MCP}": Try(),
     "WS /mcp/servers/{mcp_server}/ws": Try(),
+    "POST /v1/dashboard/session": Try(body={"key": "hutch_{key}_harm"}, reads=False),
+    "GET /v1/dashboard/session": Try(),
+    "DELETE /v1/dashboard/session": Try(reads=False),
+    "POST /v1/dashboard/links": Try(reads=False),
+    "GET /v1/dashboard/live": Try(),
+    "GET /v1/tools": Try(),
     # Last: from here on a foreign owner has things of the same names.
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
     ),
+    "POST /v1/plan": Try(body={"profile": "default"}),
     "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
     "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
     "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),
@@ -171,6 +192,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/mcp-servers/import": Try(body={"servers": {"{mcp_server}": {"command": "harm"}}, "replace": True}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+HEALTH_CHECKS = {"GET /healthz", "GET /readyz"}
 ACTIONS = {
     "DELETE /v1/volumes/{volume}", "PUT /v1/session/current", f"DELETE {_BOX}", f"POST {_BOX}/lease",
     "POST /v1/skills/preview", f"DELETE {_MCP}", "POST /v1/session/working", "POST /v1/volumes", "POST /v1/mcp-servers",
@@ -212,22 +234,25 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        client.good("POST", f"{self.at}/checkpoints", {"name": "victim-state"})
         kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
+        preview = client.good("POST", f"{self.at}/ports/8000/url", {})
         self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
         _, question = self._asking.__enter__()
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
+            "checkpoint": "victim-state",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
-            "mcp_server": "victim-mcp", "kernel": kernel,
+            "mcp_server": "victim-mcp", "kernel": kernel, "port": "8000", "preview": preview["id"],
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
-        named = {value for name, value in self.names.items() if name not in ("epoch", "image")}
+        named = {value for name, value in self.names.items() if name not in ("epoch", "image", "port")}
         self.marks = {
             *named, scoped, "victim-content", "victim-output", "victim-env", "victim-label", "victim-missing",
             "victim.txt", "victim-agent", "victim-command", "victim-key", "victim-described", "victim-instructions",
-            "victim-program",
+            "victim-program", preview["token"],
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
@@ -240,6 +265,7 @@ class Victim:
             "files": {path: look.call("GET", f"{self.at}/files/content?path={path}").body for path in paths},
             "jobs": look.good("GET", f"{self.at}/jobs"),
             "terminal": look.good("GET", f"{self.at}/jobs/{self.names['job']}/output"),
+            "checkpoints": look.good("GET", f"{self.at}/checkpoints"),
             "volumes": look.good("GET", "/v1/volumes"),
             "boxes": [each["id"] for each in look.good("GET", "/v1/boxes")["boxes"]],
             "receipts": [
@@ -260,7 +286,7 @@ class Victim:
         """Keys, volumes, sessions' boxes: of the victim all of them, of the others those that open doors."""
         with sqlite3.connect(f"file:{self._server.state / 'hutch.db'}?mode=ro", uri=True) as store:
             rows = store.execute("SELECT kind, key, body FROM notes ORDER BY kind, key").fetchall()
-        return [row for row in rows if row[0] == "key" or row[1].startswith("victim/")]
+        return [row for row in rows if row[0] in ("key", "preview") or row[1].startswith("victim/")]
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +326,7 @@ def _filled(value: Any, names: dict[str, str]) -> Any:
 def _answered(client: Client, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
     connection, response = client.open(method, target, body, **headers)
     try:
-        endless = target.partition("?")[0].endswith(("/watch", "/follow")) and response.status == 200
+        endless = target.partition("?")[0].endswith(("/watch", "/follow", "/live")) and response.status == 200
         content = response.read1(65536) if endless else response.read()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, content)
     finally:
@@ -331,7 +357,7 @@ def test_strangers(place: tuple[Server, Victim]) -> None:
     before = victim.snapshot()
     for client in (server.tcp(), server.tcp(f"hutch_{victim.names['key']}_{'A' * 43}")):
         for op, answer, sent in _walk(client, victim.names):
-            assert answer.status == (200 if _may(op) is May.ANYBODY else 401), (op, answer)
+            assert answer.status == (200 if op in HEALTH_CHECKS else 401), (op, answer)
             _nothing_foreign(op, answer, sent, victim.marks | {"victim"})
     assert victim.snapshot() == before
 
@@ -409,7 +435,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
-             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
+             "checkpoint": "victim-state",
+             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1", "port": "8000", "preview": "p" + "0" * 16,
              "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
              "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip
     key = server.key("admin", "operators")
@@ -432,6 +459,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     over = admin.saying(hutch_admin="yes")
     with attached(over, f"/v1/boxes/{box}/terminal?command=true"), attached(over, f"/v1/boxes/{box}/jobs/{job}/ws"):
         pass
+    _refused_socket(over, f"/v1/boxes/{box}/ports/8000/connect")  # Nothing listens there.
     with asking(over, box=box) as (_, question):
         over.good("POST", f"/v1/questions/{question}", {"answer": "deny"})
     for op, answer, _ in _walk(over, names, but=later):

@@ -5,7 +5,7 @@ was destroyed, `LeaseLost` once another session took it, `BoxBroken` if its gues
 engine or server cannot be reached.
 """
 
-from hutch.api.boxes import Argv, Box, Job, Shell, Stream
+from hutch.api.boxes import Argv, Box, Job, PortConnection, Shell, Stream
 from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
 from hutch.api.hutch import CreatedHook, DestroyedHook, Hutch
@@ -23,6 +23,7 @@ __all__ = [
     "Job",
     "Kernels",
     "McpServers",
+    "PortConnection",
     "Questions",
     "Receipts",
     "Shell",

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from hutch.api.code import Kernels
 from hutch.api.files import Files
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.code import CodeResult
+from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback
+from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
@@ -95,6 +97,78 @@ class Box(Protocol):
     async def forget(self, job_id: str) -> None:
         """Drop an ended job and its output. Raises: Conflict if it still runs."""
 
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> Checkpoint:
+        """Freeze the box's files as a state to go back to; `Checkpoint.way` says what that cost.
+
+        `kill` ends the box's processes first, so that nothing has to be copied. Raises: Unsupported if its provider
+        cannot; Conflict if the name is taken or the box is paused; QuotaExceeded past `checkpoints_max`.
+        """
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """List the checkpoints, oldest first."""
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        """Forget a checkpoint, by its id or name, and free what only it needs. Raises: NotFound."""
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> Rollback:
+        """Give the box the files of a checkpoint, by its id or name; checkpoints stay.
+
+        Raises: NotFound; Conflict while processes run, unless `kill` ends them.
+        """
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> Rollback:
+        """Undo the last commands of a box with `auto_checkpoint = exec`. Raises: Conflict if there are not so many."""
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> Diff:
+        """List what differs between two checkpoints: by default from the newest to the present state.
+
+        `text` adds a unified diff of each text file. Raises: NotFound.
+        """
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
+    ) -> "tuple[Box, ...]":  # fmt: skip
+        """Make boxes that begin with this one's files, or those of a checkpoint, and share them until they change.
+
+        All of them or none. Raises: NotFound; QuotaExceeded; Unsupported, also for `kernel`: processes are not forked.
+        """
+
+    async def merge(self, fork: str) -> Merge:
+        """Bring what a fork changed since it was made into this box, all or nothing.
+
+        Raises: Conflict if both have changed something (`details["conflicts"]`), or while processes run.
+        """
+
+    async def attempt(
+        self, command: Shell | Argv, *, check: Shell | Argv | None = None, cwd: str | None = None,
+        env: dict[str, str] | None = None, timeout: float | None = None, user: str | None = None, kill: bool = False,
+    ) -> Attempt:  # fmt: skip
+        """Run a command, then `check`; if either fails, what they changed is undone and their processes are ended.
+
+        Raises: as `exec`; Conflict while other processes run, unless `kill` ends them.
+        """
+
+    async def connect(self, port: int) -> "PortConnection":
+        """Connect to a TCP port inside the box, whatever its network. Raises: PortClosed if nothing listens there."""
+
+    async def ports(self, *, wait: float = 0.0) -> tuple[PortInfo, ...]:
+        """Return what listens in the box. With `wait`, wait so many seconds until every port of the spec does.
+
+        Raises: Timeout if one still does not.
+        """
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> Preview:
+        """Open a port to browsers and programs that have the address; a `ttl_sec` of 0 lasts as long as the box.
+
+        Raises: Unsupported if no server serves the boxes of this process.
+        """
+
+    async def previews(self) -> tuple[Preview, ...]:
+        """Return the previews of the box that have not ended."""
+
+    async def revoke(self, preview_id: str) -> None:
+        """End a preview, and the connections made by it. Raises: NotFound."""
+
     @property
     def kernels(self) -> Kernels: ...
 
@@ -159,6 +233,26 @@ class Box(Protocol):
         """
 
     async def destroy(self) -> None: ...
+
+
+class PortConnection(Protocol):
+    """A TCP connection to a port of a box, for use with `async with`. Both directions wait for their reader."""
+
+    async def receive(self) -> bytes:
+        """Return the next bytes; none when the program has ended its side. Raises: PortClosed after a reset."""
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send bytes. Raises: PortClosed if the program reads no more."""
+
+    async def end(self) -> None:
+        """End this side; the program may still send."""
+
+    async def close(self) -> None:
+        """Close both sides, and drop what is still on its way."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 class Stream(Protocol):

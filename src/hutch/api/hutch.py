@@ -11,6 +11,7 @@ from hutch.api.skills import Skills
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.metrics import Metrics
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 
 CreatedHook = Callable[[Box], Awaitable[None]]
@@ -45,6 +46,12 @@ class Hutch(Protocol):
         soon as the box is on record, in state `creating`; `Box.ready` waits for the rest.
 
         Raises: Invalid for a wrong spec; Refused by policy; QuotaExceeded; Unsupported or EngineError of the engine.
+        """
+
+    async def plan(self, /, **spec: Any) -> EffectiveSpec:
+        """Return the spec that a box would have: limits, network, mounts, and what policy would change.
+
+        Nothing is created and no image is fetched, so what an image says itself is not in it. Raises: as `create`.
         """
 
     def box_for(
@@ -83,8 +90,12 @@ class Hutch(Protocol):
     async def find(self, text: str) -> BoxInfo:
         """Find a box by its id, the beginning of it, or its name. Raises: NotFound or Gone; Invalid if several fit."""
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
-        """List the boxes that this caller may see, oldest first. Looking does not count as use."""
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """List the boxes that this caller may see, oldest first. Looking does not count as use.
+
+        Of many boxes, ask for a part: at most `limit`, those that come after the box with the id `after`.
+        Raises: NotFound if that box is gone.
+        """
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         """Destroy a box, if it is still there. Raises: BoxBusy while another session holds it, unless forced."""

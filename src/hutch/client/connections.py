@@ -38,7 +38,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @cached_property
-    def _tls_context(self) -> "ssl.SSLContext | None":
+    def tls_context(self) -> "ssl.SSLContext | None":
         if not self.tls:
             return None
         import ssl  # It is slow to load, and most servers are on this machine.
@@ -51,7 +51,7 @@ class Address:
     async def connect(self, done: Callable[[Connection], None]) -> Connection:
         """Open a connection, or raise NotConnected."""
         loop = asyncio.get_running_loop()
-        tls = self._tls_context
+        tls = self.tls_context
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if self.path:

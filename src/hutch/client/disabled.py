@@ -47,6 +47,9 @@ class OffHutch:
     ) -> AbstractAsyncContextManager[Any]:
         self._refuse("box_for")
 
+    async def plan(self, **spec: Any) -> NoReturn:
+        self._refuse("plan")
+
     async def import_box(self, file: str | Path, **changes: Any) -> NoReturn:
         self._refuse("import")
 
@@ -62,7 +65,7 @@ class OffHutch:
     async def find(self, text: str) -> NoReturn:
         self._refuse("find")
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes instead of an error, so that lists keep working."""
         return ()
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -22,6 +23,7 @@ from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
+from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
     from hutch.model.metrics import Metrics
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
@@ -48,6 +52,42 @@ class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
     grant: int = 0
 
 
+def following(method: Method) -> Method:
+    """Call the method again at the server that keeps the box, if this server says that another one does."""
+
+    @functools.wraps(method)
+    async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
+        try:
+            return await method(self, *args, **options)
+        except HeldElsewhere as elsewhere:
+            other = self._others.find(elsewhere).for_session(self.session)
+            return await getattr(other, method.__name__)(*args, **options)
+
+    return cast(Method, call)
+
+
+class OtherServers:
+    """Clients of the servers that share a store with the one this object names, made when a box is found there."""
+
+    def __init__(self, connect: "Callable[[str], RemoteHutch]") -> None:
+        self._connect = connect
+        self._clients: dict[str, RemoteHutch] = {}
+
+    def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
+        """Return the client of the server that the error names. Raises the error if it names none."""
+        url = elsewhere.details.get("url")
+        if not isinstance(url, str) or not url:
+            raise elsewhere
+        if url not in self._clients:
+            self._clients[url] = self._connect(url)
+        return self._clients[url]
+
+    async def close(self) -> None:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+
 class RemoteHutch:
     """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
 
@@ -60,14 +100,22 @@ class RemoteHutch:
         on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
+        self._others = OtherServers(lambda other: self._sibling(other, key, ca, rhythm))
         self._server = Server(
-            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected, elsewhere=elsewhere
+            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
+            elsewhere=elsewhere or (lambda error: self._others.find(error).server),
         )  # fmt: skip
         self._own_session = not session
         self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
         self._hooks = ClientHooks(self._read_events)
         self._is_view = False
         """This object is a view for another session. The original object closes the connection."""
+
+    def _sibling(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
+        """Return a client of another server that shares this one's store, for the same session."""
+        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm)
+        client._own_session = self._own_session
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,15 +212,23 @@ class RemoteHutch:
         if template == "task" and not (given.get("task") or given.get("conversation_id")):
             given["task"] = secrets.token_hex(8)  # Chosen here, so that a retry names the same task.
         body = {"template": template, "kind": kind, "values": given, "spec": _plain_spec(dict(spec or {}))}
-        box = self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
+        box = await self._box_of_scope(body)
         try:
             await self._hooks.run_created(box)
             yield box
         finally:
             await box.release()
 
+    @following
+    async def _box_of_scope(self, body: dict[str, Any]) -> RemoteBox:
+        return self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
+
     def _found(self, found: FoundBox) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes, grant=found.grant)
+
+    async def plan(self, **spec: Any) -> EffectiveSpec:
+        found: EffectiveSpec = await self._ask(EffectiveSpec, "POST", "/v1/plan", body=_plain_spec(spec))
+        return found
 
     async def import_box(
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
@@ -187,6 +243,7 @@ class RemoteHutch:
         await self._hooks.run_created(box)
         return box
 
+    @following
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         box = await self._attach(box_id, takeover=takeover)
         await self._hooks.run_created(box)
@@ -198,10 +255,12 @@ class RemoteHutch:
         info = await self._ask(BoxInfo, "GET", path)
         return RemoteBox(self._server, self.session, info, grant=int(lease.get("grant", 0)))
 
+    @following
     async def observe(self, box_id: str) -> RemoteBox:
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")
         return RemoteBox(self._server, self.session, info, observing=True)
 
+    @following
     async def administer(self, box_id: str) -> RemoteBox:
         path = f"/v1/boxes/{checked_name(box_id, 'box')}"
         headers = self._headers | {"Hutch-Admin": "yes"}
@@ -212,16 +271,17 @@ class RemoteHutch:
         found: BoxInfo = await self._ask(BoxInfo, "GET", "/v1/find", text=text)
         return found
 
-    async def boxes(self) -> tuple[BoxInfo, ...]:
+    async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
         """Return no boxes while the server is down, so that lists keep working."""
         try:
             found: tuple[BoxInfo, ...] = await self._ask(
-                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
+                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER, after=after, limit=limit
             )
         except Unavailable:
             return ()
         return found
 
+    @following
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         await self._ask(type(None), "DELETE", f"/v1/boxes/{checked_name(box_id, 'box')}", force=force)
 
@@ -230,6 +290,7 @@ class RemoteHutch:
     async def current(self) -> str | None:
         return _id(await self._ask(dict[str, Any], "GET", "/v1/session/current"))
 
+    @following
     async def switch(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         checked_name(box_id, "box")
         await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
@@ -322,6 +383,11 @@ class RemoteHutch:
         answer = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
         return convert_answer(answer["providers"], tuple[Capabilities, ...])
 
+    async def dashboard_path(self) -> str:
+        """Create a one-time link that signs a browser in as this client; returns its path below the server's URL."""
+        answer = await self._ask(dict[str, Any], "POST", "/v1/dashboard/links")
+        return str(answer["path"])
+
     async def check(self) -> None:
         """Raise unless the server answers and accepts this session."""
         await self._ask(dict[str, Any], "GET", "/v1/session/current")
@@ -342,6 +408,7 @@ class RemoteHutch:
         if self._is_view:
             return
         await self._hooks.close()
+        await self._others.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._own_session:

@@ -54,6 +54,7 @@ class Server:
         """Leases that heartbeats keep alive, by session and box id."""
         self._pool = ConnectionPool(address)
         self._heartbeat_connection = HeartbeatConnection(address)
+        self.key = key
         self._fixed_headers = f"Host: {address.host_header}\r\nHutch-Client: {secrets.token_hex(8)}\r\n"
         if key:
             if not (key.isascii() and key.isprintable()):

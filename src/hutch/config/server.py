@@ -18,6 +18,7 @@ _NUMBERS = (
     "held_mb",
     "read_timeout_sec",
     "max_connections",
+    "max_connections_per_box",
 )
 _LISTS = ("hosts", "origins", "langbot_shared_roots")
 LEAST_HELD_MB = 16
@@ -33,6 +34,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """0 for any free port, which `server.json` then names."""
     socket: str = ""
     """Path of the Unix socket; by default `server.sock` in the run directory."""
+    advertise: str = ""
+    """The URL at which clients reach this very server, where several share a store: others redirect to it."""
     tls_cert: str = ""
     tls_key: str = ""
     hosts: tuple[str, ...] = ()
@@ -58,6 +61,11 @@ class ServerTable(Record, frozen=True, kw_only=True):
     never."""
     max_connections: int = 0
     """Most connections at once; a new one closes the oldest idle one. 0 for as many as there are descriptors."""
+    max_connections_per_box: int = 256
+    """Most connections to the ports of one box at once."""
+    previews: str = ""
+    """Where previews are reached, such as https://previews.example.org: each gets the name PORT-BOX below it, so that
+    name needs a wildcard DNS entry (and certificate). By default http://localhost and the server's port."""
     answer_sec: float = 60.0
     """Seconds that an agent waits for the answer of a person to its question; 0 if nobody is asked."""
     pulls: str = "admin"
@@ -68,8 +76,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     langbot_shared_roots: tuple[str, ...] = ()
     """Directories that this machine shares with LangBot, such as its data directory: whoever has a key may show what
     lies below them in a box of LangBot's. Without one, each LangBot workspace gets a volume of its own."""
-    langbot_profile: str = ""
-    """The profile of LangBot's boxes; by default `network_extended` where the key may use it."""
+    bots_profile: str = ""
+    """The profile of the boxes of LangBot and AstrBot; by default `network_extended` where the key may use it."""
 
     def check(self, origin: str) -> None:
         """Raise ConfigError, which names `origin`, for a wrong value."""
@@ -78,6 +86,10 @@ class ServerTable(Record, frozen=True, kw_only=True):
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError(
                 f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
+            )
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{origin}: server.advertise = {self.advertise!r} is no URL", details={"field": "server.advertise"}
             )
         if self.pulls not in ("admin", "user"):
             raise ConfigError(f"{origin}: server.pulls is neither admin nor user", details={"field": "server.pulls"})

@@ -50,7 +50,7 @@ class Inventory:
 
     async def all(self) -> dict[BoxId, InventoryEntry]:
         """Return the boxes of every keeper on the store."""
-        recorded = await self._store.all()
+        recorded = await self._store.all(lambda box_id: live.record if (live := self._boxes.get(box_id)) else None)
         ours = (live.record for live in self._boxes.values())
         return {record.id: InventoryEntry(record.owner, record.spec) for record in (*recorded, *ours)} | self._pending
 

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch import telemetry
@@ -42,14 +41,15 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, EventCause, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
+    from hutch.keeper.access.ports import Ports, PreviewIssuer
+    from hutch.keeper.boxes.layers import LayerKeeper
     from hutch.keeper.receipts.ledger import Ledger
-    from hutch.kernels.warm.templates import Templates
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
@@ -127,17 +127,29 @@ class Keeper:
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
         self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
-        self.teardown.destroyed_hooks += [
-            self.skill_mounts.on_destroyed,
-            lambda record: self.hooks.finish(record.id),
-        ]
+        self.teardown.destroyed_hooks += [self.skill_mounts.on_destroyed, lambda record: self.hooks.finish(record.id)]
         self.teardown.on_destroyed += [
             self.pool.forget,
             lambda _: self.capacity.notify_freed(),
             _stop_redacting_later,
             lambda live: self.operations.forget(live.record.id),
+            lambda live: self.ports.forget(live) if "ports" in self.__dict__ else None,
         ]
+        self.previews: PreviewIssuer | None = None
+        """Makes addresses for ports; set by the server that serves them."""
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
+
+    @cached_property
+    def layers(self) -> "LayerKeeper":
+        from hutch.keeper.boxes.layers import LayerKeeper  # Few boxes have checkpoints.
+
+        return LayerKeeper(self)
+
+    @cached_property
+    def ports(self) -> "Ports":
+        from hutch.keeper.access.ports import Ports  # Most boxes only run commands.
+
+        return Ports(self.states, self.health, self.pauser, self.check_owned, self.config.server)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -239,17 +251,10 @@ class Keeper:
                 self.receipts.record_left(live.record)
         await self._close_parts()
 
-    @cached_property
-    def templates(self) -> "Templates":
-        """The interpreters that are forked into boxes as kernels."""
-        from hutch.kernels.warm.templates import Templates  # Most keepers run no code.
-
-        return Templates(self.config.state_dir)
-
     async def _close_parts(self) -> None:
+        if "ports" in self.__dict__:
+            await self.ports.close()
         await self.hooks.finish()
-        if "templates" in self.__dict__:
-            await self.templates.close()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
@@ -325,9 +330,9 @@ class Keeper:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
             await lookup.check_name_free(self.store, spec.name, owner)
-        live = await self.pool_claims.claim(spec, self._lease(session), owner, key)
+        live = await self.pool_claims.claim(spec, self.new_lease(session), owner, key)
         if live is None:
-            live = await self.creator.create(spec, self._lease(session), owner, key)
+            live = await self.creator.create(spec, self.new_lease(session), owner, key)
         try:
             await self.skill_mounts.ensure_shown(live)
             await self.hooks.run_created(live)
@@ -337,7 +342,7 @@ class Keeper:
         self._clocks.start()
         return live
 
-    def _lease(self, session: str) -> Lease:
+    def new_lease(self, session: str) -> Lease:
         return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
 
     # --- finding --------------------------------------------------------------------------------------------
@@ -372,20 +377,20 @@ class Keeper:
                 return self._live.get(box_id)
             reconciler = self._reconciler()
             if not await reconciler.abandoned(record):
-                raise self._held_elsewhere(record)
+                raise await self._held_elsewhere(record)
             try:
                 live = await reconciler.take(record)
             except Conflict as faster:
-                raise self._held_elsewhere(record) from faster
+                raise await self._held_elsewhere(record) from faster
             if live is not None:
                 self._live[box_id] = live
                 self._clocks.start()
             return live
 
-    def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id},
+            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
             remedy="use it from the process that made it, or let that process end first",
         )
 
@@ -474,6 +479,11 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
+        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+            with suppress(Conflict):  # It is in use: the next tick tries again.
+                await self.pauser.pause(live, reason)
+                await self.updater.set_ttl(live, 0.0)
+            return
         await self.teardown.destroy(live, reason, cause, unless)
 
     async def _warn(self, live: Live, reason: str) -> None:

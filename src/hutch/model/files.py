@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+import msgspec
+
 from hutch.model.record import Record
 
 
@@ -24,6 +26,15 @@ class FileInfo(Record, frozen=True, kw_only=True):
     mtime: float
     target: str | None = None
     """Where a symlink points."""
+
+
+class Entry(FileInfo, frozen=True, kw_only=True):
+    """One file with where it leads, if it is a symlink, and the extended attributes that were asked for."""
+
+    leads_to: str | None = None
+    leads_to_kind: FileKind | None = None
+    """None if it is no symlink, or leads nowhere."""
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Matches(Record, frozen=True, kw_only=True):
@@ -64,5 +75,5 @@ class Change(Record, frozen=True, kw_only=True):
 
     path: str
     kind: str
-    """created | modified | deleted | moved_from | moved_to | overflow"""
+    """created | modified | deleted | moved_from | moved_to | overflow; a watch may tell `attributes` from modified"""
     directory: bool = False

@@ -26,6 +26,20 @@ class Retention(StrEnum):
     PERSISTENT = "persistent"
 
 
+class AutoCheckpoint(StrEnum):
+    OFF = "off"
+    EXEC = "exec"
+    """A checkpoint before each command, to which `Box.undo` goes back."""
+
+
+class TtlAction(StrEnum):
+    """What becomes of a box whose time to live is over."""
+
+    DESTROY = "destroy"
+    PAUSE = "pause"
+    """It is frozen as soon as nobody uses it, and then has no end until its ttl is set again."""
+
+
 class Isolation(StrEnum):
     """How strongly a provider isolates boxes, weakest first."""
 
@@ -96,11 +110,15 @@ class Spec(Record, frozen=True, kw_only=True):
     retention: Retention | None = None
     idle_timeout_sec: float | None = None
     ttl_sec: float | None = None
+    ttl_action: TtlAction | None = None
+    """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     name: str | None = None
     skills: str | None = None
     """Which skills it shows: "all" of its owner, "none", or the name of a group."""
+    auto_checkpoint: AutoCheckpoint | None = None
+    """Whether each command is a step that can be undone."""
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -141,6 +159,8 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     name: str
     min_isolation: Isolation = Isolation.NAMESPACES
     skills: str = "all"
+    auto_checkpoint: AutoCheckpoint = AutoCheckpoint.OFF
+    ttl_action: TtlAction = TtlAction.DESTROY
     adjustments: tuple[Adjustment, ...] = ()
 
     def shown(self) -> "EffectiveSpec":

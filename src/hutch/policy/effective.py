@@ -17,10 +17,12 @@ from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import (
     Adjustment,
+    AutoCheckpoint,
     EffectiveSpec,
     Mount,
     MountMode,
     Spec,
+    TtlAction,
     Workspace,
 )
 from hutch.policy import grades, requirements, values
@@ -84,10 +86,12 @@ def effective(
         retention=choices.choose("retention", spec.retention, profile.retention),
         idle_timeout_sec=choices.clock("idle_timeout_sec", spec.idle_timeout_sec, profile.idle_timeout_sec),
         ttl_sec=choices.clock("ttl_sec", spec.ttl_sec, profile.ttl_sec),
+        ttl_action=spec.ttl_action or TtlAction.DESTROY,
         labels=choices.merge("labels", spec.labels, profile.labels),
         ports=choices.choose("ports", spec.ports or None, profile.ports),
         name=spec.name or "",
         skills=spec.skills or "all",
+        auto_checkpoint=spec.auto_checkpoint or AutoCheckpoint.OFF,
         min_isolation=profile.min_isolation,
     )
     _check_values(answer, spec)

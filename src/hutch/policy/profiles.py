@@ -1,4 +1,4 @@
-"""Profiles: named defaults, locks and maxima for a spec; eight built in, more by configuration, with inheritance.
+"""Profiles: named defaults, locks and maxima for a spec; nine built in, more by configuration, with inheritance.
 
 A profile of the configuration inherits another one (`default` unless it says so) and changes what it names. It may add
 locks, but neither remove one nor change a field that its parent locked. A built-in name cannot be redefined, so that
@@ -181,6 +181,15 @@ BUILT_IN: dict[str, Profile] = {
             network=NetworkMode.ON,
             read_only_root=False,
             idle_timeout_sec=900.0,
+        ),
+        Profile(
+            name="e2b",
+            description="A sandbox for clients of E2B, which say themselves when it and its commands end",
+            limits=_limits(2, 1024, 512, 4096, 300, 0, open_files=4096),
+            network=NetworkMode.ON,
+            read_only_root=False,
+            workdir="/home/user",
+            idle_timeout_sec=0.0,
         ),
         Profile(
             name="mcp",

@@ -22,6 +22,8 @@ from hutch.model.spec import CheckedMount, EffectiveSpec, Order
 
 if TYPE_CHECKING:
     from hutch.api import Files
+    from hutch.model.ports import PortInfo
+    from hutch.providers.layers import Layers
 
 CONTRACT = 1
 
@@ -143,6 +145,36 @@ class Process(ABC):
         """
 
 
+class PortStream(ABC):
+    """A TCP connection to a port inside a box. Reading and writing wait for the other end, so memory is bounded."""
+
+    @abstractmethod
+    async def receive(self) -> bytes:
+        """Return the next bytes; none when the program in the box has ended its side.
+
+        Raises:
+            PortClosed: The program reset the connection.
+            Unavailable, BoxBroken: The box cannot be reached, or is dead.
+        """
+
+    @abstractmethod
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send bytes, and wait until the box accepts more.
+
+        Raises:
+            PortClosed: The program reads no more.
+            Unavailable, BoxBroken: As for `receive`.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """End our side; the program in the box may still send. A second call is fine."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. A second call is fine."""
+
+
 class Instance(ABC):
     """A live box. Several callers may use it at once; every method is safe to cancel."""
 
@@ -199,6 +231,32 @@ class Instance(ABC):
             Conflict: It still runs.
         """
 
+    async def connect(self, port: int) -> PortStream:
+        """Connect to a TCP port on the box's own loopback, whatever its network.
+
+        Raises:
+            PortClosed: Nothing accepts connections there.
+            Unsupported: The engine has no way to the ports of a box.
+            QuotaExceeded: Too many connections are open.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="connect")
+
+    async def ports(self) -> tuple["PortInfo", ...]:
+        """Return the TCP ports on which programs in the box listen.
+
+        Raises:
+            Unsupported: As for `connect`.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="ports")
+
+    def watch_ports(self) -> AsyncIterator[tuple["PortInfo", ...]]:
+        """Yield the listening ports now and after each change, until the caller stops.
+
+        Raises:
+            Unsupported: As for `connect`.
+        """
+        raise Unsupported("this engine has no way to the ports of a box", op="ports")
+
     @abstractmethod
     async def check(self) -> None:
         """Return only if the box can really work.
@@ -236,6 +294,19 @@ class Instance(ABC):
         The caller closes it. It is how a prepared interpreter is forked into a box.
         """
         return None
+
+    @property
+    def layers(self) -> "Layers":
+        """The states of the box's files: freezing, going back, comparing.
+
+        Raises:
+            Unsupported: The capabilities say so.
+        """
+        raise Unsupported(
+            f"provider {self.record.provider} cannot freeze the files of a box",
+            op="checkpoint",
+            remedy="use the native provider, Docker or Podman; or copy the files out and in",
+        )
 
     async def work_alone(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
         """Let a running job keep the box from its dead-man's clock, because the keeper leaves it on purpose."""
@@ -328,6 +399,16 @@ class Provider(ABC):
             QuotaExceeded: The machine is full.
             EngineError: The engine failed; the details name the step.
         """
+
+    async def fork(self, order: Order, planned: InstanceRecord, source: Instance, state: str) -> tuple[Instance, str]:
+        """Return a new box that begins with a state of another one's files, and the name of that state in the new box.
+
+        Raises:
+            Unsupported: The capabilities say so.
+            NotFound: The state is gone.
+            QuotaExceeded, EngineError: As for `create`; nothing remains.
+        """
+        raise Unsupported(f"provider {self.name} cannot fork a box", op="fork", remedy="export it and import it twice")
 
     @abstractmethod
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> Instance:

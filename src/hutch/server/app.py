@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hutch import logs, telemetry
-from hutch.errors import HutchError, Unauthenticated
+from hutch.errors import HeldElsewhere, HutchError, Unauthenticated
 from hutch.keeper.access.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
@@ -152,6 +152,8 @@ class Exchange:
             raise
         call.op = route.op
         if route.may is May.ANYBODY:
+            if route.method != "GET":  # Foreign pages must not sign a browser in.
+                self._auth.check_origin(call.headers, scope["scheme"])
             self._auth.count_anonymous(scope["client"])
         else:
             await self._authenticate(call, scope)
@@ -168,7 +170,7 @@ class Exchange:
 
     async def _authenticate(self, call: Call, scope: Scope) -> None:
         self._auth.check_origin(call.headers, scope["scheme"])
-        call.caller = await self._auth.authenticate(call.headers, scope["client"])
+        call.caller = await self._auth.authenticate(call.headers, scope["client"], scope)
         call.admit(scope)
 
     async def _run_handler(self, call: Call, route: Route, arguments: dict[str, Any]) -> None:
@@ -238,6 +240,9 @@ class Exchange:
             headers["www-authenticate"] = "Bearer"
         if error.retry_after is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after))
+        if isinstance(error, HeldElsewhere) and (url := error.details.get("url")):
+            # 307 keeps method and body. The answer is the same error, for clients that know how to follow it.
+            status, headers["location"] = 307, f"{url}{call.target}"
         body = encode_json(error_to_wire(error, call.op))
         await self._start(status, JSON, {"content-length": str(len(body)), **headers})
         await self._body(body, more=False)

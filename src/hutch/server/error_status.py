@@ -31,6 +31,7 @@ STATUS = {
     "internal": 500,
     "engine": 502,
     "box_broken": 502,
+    "port_closed": 502,
     "unavailable": 503,
     "disabled": 503,
 }

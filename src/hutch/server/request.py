@@ -99,8 +99,20 @@ class Call:
         )  # fmt: skip
 
     @property
+    def target(self) -> str:
+        """Path and query as the client sent them."""
+        query = self._scope["query_string"].decode("ascii", "replace")
+        path = self._scope["raw_path"].decode("ascii", "replace").partition("?")[0]
+        return f"{path}?{query}" if query else path
+
+    @property
     def has_query(self) -> bool:
         return bool(self._scope["query_string"])
+
+    @property
+    def secure(self) -> bool:
+        """Whether the client came over TLS."""
+        return str(self._scope["scheme"]) in ("https", "wss")
 
     def header(self, name: str) -> str:
         return self.headers.get(name, "")

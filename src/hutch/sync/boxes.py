@@ -97,6 +97,25 @@ class Stream:
         return self._inner.result
 
 
+class PortConnection:
+    """A TCP connection to a port of a box; see `hutch.api.PortConnection`."""
+
+    def __init__(self, portal: Portal, inner: api.PortConnection) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    receive = blocking(api.PortConnection.receive)
+    send = blocking(api.PortConnection.send)
+    end = blocking(api.PortConnection.end)
+    close = blocking(api.PortConnection.close)
+
+
 class Kernels:
     """The code interpreters of a box; see `hutch.api.Kernels`."""
 
@@ -147,6 +166,24 @@ class Box:
     jobs = blocking(api.Box.jobs)
     job = wrapping(Job, api.Box.job)
     forget = blocking(api.Box.forget)
+    checkpoint = blocking(api.Box.checkpoint)
+    checkpoints = blocking(api.Box.checkpoints)
+    delete_checkpoint = blocking(api.Box.delete_checkpoint)
+    rollback = blocking(api.Box.rollback)
+    undo = blocking(api.Box.undo)
+    diff = blocking(api.Box.diff)
+
+    def fork(self, count: int = 1, *, checkpoint: str = "", kernel: bool = False) -> "tuple[Box, ...]":
+        made = self._portal.run(self._inner.fork(count, checkpoint=checkpoint, kernel=kernel))
+        return tuple(Box(self._portal, fork) for fork in made)
+
+    merge = blocking(api.Box.merge)
+    attempt = blocking(api.Box.attempt)
+    connect = wrapping(PortConnection, api.Box.connect)
+    ports = blocking(api.Box.ports)
+    url = blocking(api.Box.url)
+    previews = blocking(api.Box.previews)
+    revoke = blocking(api.Box.revoke)
     python = blocking(api.Box.python)
     code = blocking(api.Box.code)
     usage = blocking(api.Box.usage)

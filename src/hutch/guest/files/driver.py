@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hutch.guest.channels import Channel, Fields
 from hutch.guest.channels import Operation as ChannelOperation
-from hutch.guest.files import basic, search, watch, write
+from hutch.guest.files import basic, entries, search, watch, write
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.operations import STEP_SECONDS, Consumer, Failure, Operation, Readable, Reply, Steps
 from hutch.guest.protocol import DATA, MAX_PAYLOAD
@@ -21,6 +21,7 @@ OPERATIONS: dict[str, Operation] = {
     **write.OPERATIONS,
     **search.OPERATIONS,
     **watch.OPERATIONS,
+    **entries.OPERATIONS,
 }
 
 

@@ -34,6 +34,8 @@ def watch(request: Request, workdir: str) -> Steps:
     """Send lines of JSON: {"kind": "ready"} once every directory is watched, then the changes until it is cancelled."""
     path = request_path(request)
     watcher = _Watcher(os.path.join(workdir, path), path, bool(request.get("recursive")))
+    if request.get("attributes"):
+        watcher.kinds = (*_KINDS[:-1], (_ATTRIB, "attributes"))
     try:
         watcher.add_top()
         yield from _explore_in_slices(watcher)
@@ -79,6 +81,8 @@ class _Watcher:
         if self.descriptor < 0:
             raise failure(_error(), "watch", path)
         self.ended = False
+        self.kinds = _KINDS
+        """What each event is called: changed attributes are told apart only if that was asked for."""
         self._top = top
         self._prefix = prefix_of(path)
         self._path = path
@@ -208,7 +212,7 @@ class _Watcher:
             return
         inside = os.path.join(above, name) if name else above
         directory = bool(mask & _ISDIR)
-        for bit, kind in _KINDS:
+        for bit, kind in self.kinds:
             if mask & bit:
                 self._report(kind, inside, directory)
         if directory and self._recursive:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, suppress
 
 from hutch.guest.files.basic import describe
+from hutch.guest.files.entries import write_attributes
 from hutch.guest.files.paths import Location, locate_target, open_at, request_path, require_regular, temporary_name
 from hutch.guest.operations import (
     BLOCK,
@@ -141,12 +142,17 @@ class Append:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
             self._descriptor = open_at(location.directory, location.name, flags, _NEW_MODE)
             try:
-                require_regular(os.fstat(self._descriptor), "append to", self._path)
+                info = os.fstat(self._descriptor)
+                require_regular(info, "append to", self._path)
                 if mode is not None:
                     os.fchmod(self._descriptor, mode)
+                self._prepare(request, info)
             except BaseException:
                 os.close(self._descriptor)
                 raise
+
+    def _prepare(self, request: Request, info: os.stat_result) -> None:
+        """Change what has to change before the first byte is written."""
 
     def data(self, content: bytes) -> None:
         try:
@@ -166,6 +172,23 @@ class Append:
 
     def abort(self) -> None:
         os.close(self._descriptor)
+
+
+class Overwrite(Append):
+    """Replaces the content of a file in place, so that whoever watches or has opened it sees the same file.
+
+    A reader may see a part of it meanwhile. The file becomes the user's own where that is allowed, and the extended
+    `attributes` replace those whose names begin with `attribute_prefix`.
+    """
+
+    def _prepare(self, request: Request, info: os.stat_result) -> None:
+        with suppress(PermissionError):
+            os.fchown(self._descriptor, os.geteuid(), os.getegid())
+        if info.st_size:
+            os.ftruncate(self._descriptor, 0)
+        if prefix := str(request.get("attribute_prefix") or ""):
+            wanted = request.get("attributes") or {}
+            write_attributes(self._descriptor, prefix, {str(name): str(value) for name, value in wanted.items()})
 
 
 class Edit:
@@ -271,6 +294,8 @@ def _check_unchanged(before: os.stat_result, location: Location) -> None:
 
 
 def write(request: Request, workdir: str) -> Consumer:
+    if request.get("in_place"):
+        return Overwrite(request, workdir)
     return Append(request, workdir) if request.get("append") else Write(request, workdir)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from hutch.errors import HutchError, Unsupported
 from hutch.keeper.receipts.operations import Operation
-from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.model.files import Change, Edited, Entry, FileInfo, GrepHit, GrepResult, Matches
 from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
 from hutch.providers.guest_client.file_answers import Copied
@@ -167,8 +167,16 @@ class GuardedFiles:
             pattern=pattern, root=root, glob=glob,
         )  # fmt: skip
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> "GuardedWatch":
-        return GuardedWatch(self._guard, self._of, path, recursive=recursive)
+    def watch(self, path: str = ".", *, recursive: bool = True, attributes: bool = False) -> "GuardedWatch":
+        """`attributes` tells changes of mode and owner apart from changes of the content, where the engine can."""
+
+        def begin(instance: Instance) -> "Watch":
+            files = self._of(instance)
+            if attributes:
+                return streaming(files).watch(path, recursive=recursive, attributes=True)
+            return files.watch(path, recursive=recursive)
+
+        return GuardedWatch(self._guard, begin, {"path": path, "recursive": recursive})
 
     async def copy_in(self, source: str | Path, target: str) -> int:
         return await self._record(
@@ -179,6 +187,26 @@ class GuardedFiles:
         return await self._record(
             "copy_out", lambda files: files.copy_out(source, target, most=most), source=source, target=str(target)
         )
+
+    # --- what other protocols ask for ------------------------------------------------------------------------
+
+    async def overwrite(
+        self, path: str, data: AsyncIterator[bytes], *, prefix: str = "", attributes: dict[str, str] | None = None
+    ) -> FileInfo:
+        """Write a file in place and replace those of its extended attributes whose names begin with `prefix`."""
+        return await self._record(
+            "write",
+            lambda files: streaming(files).overwrite(path, data, prefix=prefix, attributes=attributes),
+            changed=(path,), path=path,
+        )  # fmt: skip
+
+    async def entry(self, path: str, prefix: str = "") -> Entry:
+        """Describe one file, with where it leads and its extended attributes."""
+        return await self._do(lambda files: streaming(files).entry(path, prefix))
+
+    def entry_rows(self, path: str, depth: int, prefix: str = "") -> AsyncIterator[Entry]:
+        """Yield what is below a directory to a depth."""
+        return self._rows("list", lambda files: files.entry_rows(path, depth, prefix), path=path)
 
     # --- rows as streams, for callers on other machines ------------------------------------------------------
 
@@ -255,11 +283,10 @@ def streaming(files: "Files") -> GuestFiles:
 class GuardedWatch:
     """A watch that pins its box from its start until it is closed. Enter it, or await its first change."""
 
-    def __init__(self, guard: "Guard", files: "Callable[[Instance], Files]", path: str, *, recursive: bool) -> None:
+    def __init__(self, guard: "Guard", watch: "Callable[[Instance], Watch]", details: Details) -> None:
         self._guard = guard
-        self._files = files
-        self._path = path
-        self._recursive = recursive
+        self._watch = watch
+        self._details = details
         self._inner: Watch | None = None
         self._held = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -288,12 +315,10 @@ class GuardedWatch:
         if self._inner is None:
             self._loop = asyncio.get_running_loop()
             async with AsyncExitStack() as stack:
-                details: Details = {"path": self._path, "recursive": self._recursive}
-                await stack.enter_async_context(self._guard.operation("files.watch", details))
+                await stack.enter_async_context(self._guard.operation("files.watch", self._details))
                 instance = await self._guard.begin()
                 stack.callback(self._guard.end)
-                watch = self._files(instance).watch(self._path, recursive=self._recursive)
-                self._inner = await stack.enter_async_context(watch)
+                self._inner = await stack.enter_async_context(self._watch(instance))
                 self._held = stack.pop_all()
         return self._inner
 

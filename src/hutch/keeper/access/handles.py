@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable
+from hutch.errors import BoxBroken, HutchError, LeaseLost, Timeout, Unavailable, Unsupported
 from hutch.keeper.access.jobs import JobHandle, StreamHandle, command_details
 from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
@@ -14,9 +14,10 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback, no_live_fork
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Result, Usage
-from hutch.model.spec import Adjustment, EffectiveSpec, Retention
+from hutch.model.spec import Adjustment, AutoCheckpoint, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
@@ -25,7 +26,10 @@ from hutch.providers.base import Command, Instance
 if TYPE_CHECKING:
     from hutch.keeper.access.code import KernelsHandle
     from hutch.keeper.access.files import GuardedFiles
+    from hutch.keeper.access.layers import HandleLayers
+    from hutch.keeper.access.ports import BoxStream, PreviewIssuer
     from hutch.model.code import CodeResult
+    from hutch.model.ports import PortInfo, Preview
 
 
 class BoxHandle:
@@ -119,6 +123,8 @@ class BoxHandle:
         async with self.operation("exec", command_details(order)) as operation:
             instance = await self.begin()
             try:
+                if self.spec.auto_checkpoint is AutoCheckpoint.EXEC:
+                    notes = (*notes, *await self._layers.step())
                 result = operation.result = await instance.run(order)
             except HutchError as error:
                 await self.failed(error)
@@ -221,13 +227,111 @@ class BoxHandle:
         )
         return order, tuple(str(each) for each in (clamped, cut) if each)
 
+    # --- states of its files --------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> "HandleLayers":
+        from hutch.keeper.access.layers import HandleLayers  # Few boxes have checkpoints.
+
+        return HandleLayers(self, self._keeper, self._live, self._session)
+
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> Checkpoint:
+        return await self._layers.checkpoint(name, kill=kill)
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        self._live.check_not_gone()
+        return self._keeper.layers.checkpoints(self._live)
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        await self._layers.delete(checkpoint)
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> Rollback:
+        return await self._layers.rollback(checkpoint, kill=kill)
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> Rollback:
+        return await self._layers.undo(steps, kill=kill)
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> Diff:
+        return await self._layers.diff(start, end, text=text)
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
+    ) -> "tuple[BoxHandle, ...]":  # fmt: skip
+        if kernel:
+            raise no_live_fork()
+        return await self._layers.fork(count, checkpoint)
+
+    async def merge(self, fork: str) -> Merge:
+        return await self._layers.merge(fork)
+
+    async def attempt(
+        self,
+        command: str | Sequence[str],
+        *,
+        check: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        kill: bool = False,
+    ) -> Attempt:
+        order, _ = self._command(command, cwd, env, None, timeout, user)
+        checking = None if check is None else self._command(check, cwd, env, None, timeout, user)[0]
+        return await self._layers.attempt(order, checking, kill=kill)
+
+    # --- ports ----------------------------------------------------------------------------------------------
+
+    async def connect(self, port: int) -> "BoxStream":
+        async with self.operation("port.connect", {"port": port}):
+            await self.begin()
+            try:
+                return await self._keeper.ports.connect(self._live, port)
+            finally:
+                self.end()
+
+    async def ports(self, *, wait: float = 0.0) -> tuple["PortInfo", ...]:
+        await self.begin()
+        try:
+            return await self._keeper.ports.listening(self._live, wait=wait)
+        finally:
+            self.end()
+
+    async def url(self, port: int, *, public: bool = False, ttl_sec: float = 3600.0) -> "Preview":
+        async with self.operation("preview.open", {"port": port, "public": public, "ttl_sec": ttl_sec}) as operation:
+            await self.begin()
+            try:
+                self._keeper.ports.watch(self._live)
+                preview = await self._issuer.issue(self._live, port, public=public, ttl_sec=ttl_sec)
+                operation.note(preview=preview.id)
+                return preview
+            finally:
+                self.end()
+
+    async def previews(self) -> tuple["Preview", ...]:
+        self._live.check_not_gone()
+        return await self._issuer.of_box(self._live.record.id) if self._keeper.previews is not None else ()
+
+    async def revoke(self, preview_id: str) -> None:
+        self._live.check_not_gone()
+        async with self.operation("preview.revoke", {"preview": preview_id}):
+            await self._issuer.revoke(self._live.record.id, preview_id)
+
+    @property
+    def _issuer(self) -> "PreviewIssuer":
+        if self._keeper.previews is None:
+            raise Unsupported(
+                "previews are served by a server, and this process is none", op="url",
+                remedy="start `hutch serve`, which this program then uses; `connect` works without it",
+            )  # fmt: skip
+        return self._keeper.previews
+
     # --- code -----------------------------------------------------------------------------------------------
 
     @cached_property
     def kernels(self) -> "KernelsHandle":
         from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
 
-        return KernelsHandle(self, self._live, self._keeper.templates)
+        return KernelsHandle(self, self._live, self._keeper.engines.templates)
 
     async def python(
         self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""

@@ -11,6 +11,9 @@ SHORTEST_PREFIX = 4
 
 async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
     """Return the one box that `text` means. A name wins over the beginning of an id; two candidates are an error."""
+    exact = await store.get(BoxId(text))
+    if exact is not None and exact.owner == owner:
+        return exact
     boxes = [record for record in await store.all() if record.owner == owner]
     for record in boxes:
         if text in (record.id, record.spec.name) and text:

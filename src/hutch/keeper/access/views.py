@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import hutch
 from hutch.config import Config
-from hutch.errors import HutchError
+from hutch.errors import HutchError, NotFound
 from hutch.keeper.boxes.clocks import CLOCKED_STATES
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
@@ -113,10 +113,28 @@ class Views:
             return box_info(ours.record, ours)
         return box_info(record, elsewhere=await self._liveness.alive(record.keeper))
 
-    async def boxes(self, owner: str | None) -> tuple[BoxInfo, ...]:
-        """Return every box of the store that is this owner's, oldest first; None means all owners."""
-        found = [record for record in await self._store.all() if owner in (None, record.owner)]
-        return tuple([await self.box(record) for record in sorted(found, key=lambda each: each.created_at)])
+    async def boxes(self, owner: str | None, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
+        """Return the boxes of the store that are this owner's, oldest first; None means all owners.
+
+        A list of many boxes costs as much as the part of it that is asked for: at most `limit` boxes, those that come
+        after the box `after`.
+
+        Raises:
+            NotFound: The box `after` is gone, so the list has to be begun again.
+        """
+        found = [record for record in await self._store.all(self._ours) if owner in (None, record.owner)]
+        found.sort(key=lambda each: (each.created_at, each.id))
+        start = 0
+        if after:
+            start = next((number for number, record in enumerate(found, 1) if record.id == after), -1)
+            if start < 0:
+                raise NotFound(f"no box {after} to continue the list from", remedy="list from the beginning")
+        end = len(found) if limit is None else start + max(0, limit)
+        return tuple([await self.box(record) for record in found[start:end]])
+
+    def _ours(self, box_id: BoxId) -> BoxRecord | None:
+        live = self._boxes.get(box_id)
+        return None if live is None else live.record
 
     async def status(self, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
         """Return whether the keeper can create boxes; status, readiness, tools and MCP hosting all rest on this.

@@ -17,7 +17,7 @@ from hutch.keeper.boxes.records import SCOPE_KEY, BoxRecord
 from hutch.logs import log
 from hutch.model.boxes import EventCause
 from hutch.model.results import JobState
-from hutch.model.spec import EffectiveSpec
+from hutch.model.spec import EffectiveSpec, TtlAction
 from hutch.model.state import State
 from hutch.providers.base import Instance, Provider
 
@@ -26,6 +26,8 @@ GRACE_SECONDS = 30.0
 LONGEST_ORPHAN_GRACE_SECONDS = 86400.0
 TICK_SECONDS = 1.0
 WARNING_SECONDS = 60.0
+_BOXES_AT_ONCE = 50
+"""Boxes that are checked before other tasks get their turn."""
 CLOCKED_STATES = (State.RUNNING, State.PAUSED)
 """Only boxes in these states have clocks: a stopped box keeps its files until somebody destroys it."""
 
@@ -52,8 +54,11 @@ def orphan_grace(config: Config, spec: EffectiveSpec, key: str) -> float:
 
 
 def own_ttl(spec: EffectiveSpec, created_at: float) -> float:
-    """Seconds from now until the box's own clock ends it, after the keeper's grace; 0 means never."""
-    if not spec.ttl_sec:
+    """Seconds from now until the box's own clock ends it, after the keeper's grace; 0 means never.
+
+    Only a keeper can pause a box, so one that is to be paused does not end without a keeper.
+    """
+    if not spec.ttl_sec or spec.ttl_action is TtlAction.PAUSE:
         return 0.0
     return max(0.0, created_at + spec.ttl_sec - time.time()) + GRACE_SECONDS
 
@@ -111,11 +116,25 @@ class Clocks:
         # The condition ends the task if a cancellation was replaced by the error of a write (`run_uncancelled`).
         while self._task is not None:
             await asyncio.sleep(TICK_SECONDS)
-            for live in list(self._boxes()):
+            for number, live in enumerate(list(self._boxes())):
+                if number % _BOXES_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # commands must not wait until thousands of boxes have been checked
                 try:
-                    await self.check(live, time.time())
+                    if self._is_due(live, time.time()):
+                        await self.check(live, time.time())
                 except Exception as error:  # One box's trouble must not stop the clocks of the others.
                     log("clocks").warning("clock failed", box=live.record.id, error=str(error) or repr(error))
+
+    def _is_due(self, live: Live, now: float) -> bool:
+        """Whether `check` has anything to do, which is true of few of thousands of boxes."""
+        record = live.record
+        if record.state not in CLOCKED_STATES:
+            return False
+        trouble = live.instance.trouble() if live.instance is not None else ""
+        if trouble != live.trouble or record.spec.ttl_sec or _is_idle(live, now):
+            return True
+        lease = record.lease
+        return lease is not None and live.held and renewal_is_due(lease, now, self._lease_sec)
 
     async def check(self, live: Live, now: float) -> None:
         """Act on what the clocks of one box say at `now` (Unix time)."""

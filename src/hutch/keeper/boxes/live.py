@@ -28,8 +28,8 @@ class FoundBox(NamedTuple):
 class Live:
     """One box that this keeper holds. An operation pins it, so that no clock ends it meanwhile."""
 
-    __slots__ = ("created_hooks_lock", "end_cause", "handles", "instance", "kernels", "last_checked", "last_used",
-                 "pins", "record", "secrets", "state_lock", "tombstone", "trouble")  # fmt: skip
+    __slots__ = ("connections", "created_hooks_lock", "end_cause", "handles", "instance", "kernels", "last_checked",
+                 "last_used", "pins", "record", "secrets", "state_lock", "tombstone", "trouble")  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
@@ -43,6 +43,8 @@ class Live:
         self.end_cause = EventCause.OTHER
         """Why the box was last asked to be destroyed; a later attempt that finishes the work reports it again."""
         self.pins = 0
+        self.connections = 0
+        """Open connections to its ports. They keep it from idling, but unlike pins they do not keep it from a pause."""
         self.handles: dict[str, int] = {}
         """Open handles in this process by session: while the holder has any, its lease is renewed."""
         self.last_used = time.monotonic()
@@ -102,7 +104,7 @@ class Live:
     def in_use(self, now: float) -> bool:
         """Whether somebody works with the box or holds it, so that its idle clock stands still."""
         lease = self.record.lease
-        return bool(self.pins) or (lease is not None and lease.live(now) and self.held)
+        return bool(self.pins) or bool(self.connections) or (lease is not None and lease.live(now) and self.held)
 
     @property
     def running(self) -> Instance:

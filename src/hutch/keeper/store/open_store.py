@@ -45,7 +45,7 @@ def open_store(config: Config) -> tuple[Store, Liveness]:
     if seal is None:
         log("store").info("environments of boxes are stored in plain text in the database", remedy="set state_key_file")
     store = PostgresStore(config.store, seal)
-    return store, Heartbeat(store.connections, directories)
+    return store, Heartbeat(store.connections, directories, url=config.server.advertise.rstrip("/"))
 
 
 def open_ledger(config: Config, store: Store) -> "Ledger":

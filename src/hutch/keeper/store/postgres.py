@@ -13,7 +13,7 @@ from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.postgres_connections import EVENTS_LOCK, TIMEOUT_SECONDS, Connection, Connections
 from hutch.keeper.store.seal import Seal, from_store, to_store
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, Known, key_taken, name_taken, only_tombstone, split_known
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
@@ -110,10 +110,19 @@ class PostgresStore:
         body = await self.connections.run(lambda db, _: _body(db, query, owner, key))
         return None if body is None else from_store(body, self._seal)
 
-    async def all(self) -> tuple[BoxRecord, ...]:
-        query = "SELECT body FROM hutch.boxes ORDER BY id"
-        rows = await self.connections.run(lambda db, _: db.execute(query).fetchall())
-        return tuple(from_store(_bytes(body), self._seal) for (body,) in rows)
+    async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
+        if known is None:
+            query = "SELECT body FROM hutch.boxes ORDER BY id"
+            rows = await self.connections.run(lambda db, _: db.execute(query).fetchall())
+            return tuple(from_store(_bytes(body), self._seal) for (body,) in rows)
+        query = "SELECT id, version FROM hutch.boxes"
+        versions = await self.connections.run(lambda db, _: db.execute(query).fetchall())
+        found, missing = split_known([(str(box_id), int(str(version))) for box_id, version in versions], known)
+        if missing:
+            bodies = "SELECT body FROM hutch.boxes WHERE id = ANY(%s)"
+            rows = await self.connections.run(lambda db, _: db.execute(bodies, (missing,)).fetchall())
+            found += [from_store(_bytes(body), self._seal) for (body,) in rows]
+        return tuple(found)
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         query = "SELECT body FROM hutch.tombstones WHERE id = %s"

@@ -24,6 +24,11 @@ _KEEPERS = """
     );
     """
 
+# Where clients reach the server of a keeper, so that a request at another server can be sent on.
+_KEEPER_ADDRESSES = """
+    ALTER TABLE keepers ADD COLUMN url TEXT NOT NULL DEFAULT '';
+    """
+
 # Receipts, and the head of each box's chain. SQLite keeps them in a file of their own.
 _RECEIPTS = """
     CREATE TABLE receipts (
@@ -94,7 +99,7 @@ STEPS = (_sqlite(_BOXES), _sqlite(_NAMES), _TOMBSTONE_NAMES)
 LEDGER_STEPS = (_sqlite(_RECEIPTS), _CHAINS_BY_AGE, _sqlite(_PRUNED_BY_OWNER))
 POSTGRES_STEPS = (
     _postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS), _CHAINS_BY_AGE, _postgres(_NAMES), _postgres(_PRUNED_BY_OWNER),
-    _TOMBSTONE_NAMES,
+    _TOMBSTONE_NAMES, _KEEPER_ADDRESSES,
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The durable store: SQLite in WAL mode. `sqlite_writer` decides when and in which thread it is written."""
 
+import json
 import sqlite3
 import time
 from collections.abc import Awaitable
@@ -9,7 +10,7 @@ from hutch.errors import Conflict, HutchError
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.sqlite_writer import SqliteWriter
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, Known, key_taken, name_taken, only_tombstone, split_known
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
@@ -77,9 +78,18 @@ class SqliteStore:
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         return await self._one("SELECT body FROM boxes WHERE owner = ? AND key = ?", (owner, key))
 
-    async def all(self) -> tuple[BoxRecord, ...]:
-        rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)
-        return tuple(from_store(body, self._seal) for (body,) in rows)
+    async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
+        if known is None:
+            rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)
+            return tuple(from_store(body, self._seal) for (body,) in rows)
+        versions = await self._do(lambda db: db.execute("SELECT id, version FROM boxes").fetchall(), long=True)
+        found, missing = split_known(versions, known)
+        query = "SELECT body FROM boxes WHERE id IN (SELECT value FROM json_each(?))"
+        if missing:
+            ids = json.dumps(missing)
+            rows = await self._do(lambda db: db.execute(query, (ids,)).fetchall(), long=True)
+            found += [from_store(body, self._seal) for (body,) in rows]
+        return tuple(found)
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())

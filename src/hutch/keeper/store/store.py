@@ -1,7 +1,7 @@
 """The protocol of every record store, and the store in memory."""
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from hutch.errors import Conflict
@@ -11,6 +11,10 @@ from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0
+
+
+Known = Callable[[BoxId], BoxRecord | None]
+"""Looks up a record that the caller has in memory."""
 
 
 class Store(Protocol):
@@ -44,7 +48,8 @@ class Store(Protocol):
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         """Return the box that was created with this idempotency key."""
 
-    async def all(self) -> tuple[BoxRecord, ...]: ...
+    async def all(self, known: "Known | None" = None) -> tuple[BoxRecord, ...]:
+        """Return every record. Those that `known` has in the stored version are neither read nor decoded."""
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None: ...
 
@@ -124,7 +129,7 @@ class MemoryStore:
         box_id = self._keys.get((owner, key))
         return None if box_id is None else self._boxes.get(box_id)
 
-    async def all(self) -> tuple[BoxRecord, ...]:
+    async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
         return tuple(self._boxes.values())
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
@@ -178,6 +183,19 @@ class MemoryStore:
             if oldest.at >= limit and len(self._tombstones) <= 10_000:
                 return
             del self._tombstones[oldest.id]
+
+
+def split_known(versions: Iterable[tuple[str, int]], known: Known) -> tuple[list[BoxRecord], list[str]]:
+    """Split stored versions into the records that the caller has, and the ids of those to read."""
+    found: list[BoxRecord] = []
+    missing: list[str] = []
+    for box_id, version in versions:
+        record = known(BoxId(box_id))
+        if record is not None and record.version == version:
+            found.append(record)
+        else:
+            missing.append(box_id)
+    return found, missing
 
 
 def only_tombstone(rows: list[tuple[bytes]]) -> Tombstone | None:

@@ -26,14 +26,15 @@ LAPSE = 0.8
 """The part of that time after which a keeper stops by itself: clocks of two machines differ a little in speed."""
 
 _CLAIM = (
-    "INSERT INTO hutch.keepers (id, place, epoch, beat_at) VALUES (%s, %s, 1, now())"
-    " ON CONFLICT (id) DO UPDATE SET epoch = keepers.epoch + 1, beat_at = now() RETURNING epoch"
+    "INSERT INTO hutch.keepers (id, place, url, epoch, beat_at) VALUES (%s, %s, %s, 1, now()) ON CONFLICT (id)"
+    " DO UPDATE SET epoch = keepers.epoch + 1, url = excluded.url, beat_at = now() RETURNING epoch"
 )
 _BEAT = "UPDATE hutch.keepers SET beat_at = now() WHERE id = %s AND epoch = %s"
 _LIVES = "SELECT place, beat_at >= now() - make_interval(secs => %s) FROM hutch.keepers WHERE id = %s"
 _DECLARE_DEAD = (
     "UPDATE hutch.keepers SET epoch = epoch + 1 WHERE id = %s AND beat_at < now() - make_interval(secs => %s)"
 )
+_ADDRESS = "SELECT url FROM hutch.keepers WHERE id = %s"
 _WITHDRAW = "DELETE FROM hutch.keepers WHERE id = %s"
 _SWEEP = (
     "DELETE FROM hutch.keepers WHERE beat_at < now() - make_interval(secs => %s)"
@@ -49,6 +50,7 @@ class Heartbeat:
         connections: Connections,
         directories: Sequence[Path],
         *,
+        url: str = "",
         dead_after: float = DEAD_AFTER_SECONDS,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -56,6 +58,8 @@ class Heartbeat:
         self._state_dir = directories[0]
         self.place = _place(self._state_dir)
         self._connections = connections
+        self._url = url
+        """Where clients reach this keeper's server; empty if it has none that other machines can reach."""
         self._dead_after = dead_after
         self._clock = clock or _now
         self._claimant: Claimant | None = None
@@ -84,6 +88,10 @@ class Heartbeat:
             return bool(row[1]) or not db.execute(_DECLARE_DEAD, (keeper, self._dead_after)).rowcount
 
         return await self._connections.run(check)
+
+    async def address(self, keeper: str) -> str:
+        row = await self._connections.run(lambda db, _: db.execute(_ADDRESS, (keeper,)).fetchone())
+        return str(row[0]) if row else ""
 
     def lapsed(self) -> bool:
         return self._clock() - self._renewed_at > self._dead_after * LAPSE
@@ -130,7 +138,8 @@ class Heartbeat:
 
     async def _write_claim(self, claimant: Claimant) -> float:
         begun = self._clock()
-        row = await self._connections.run(lambda db, _: db.execute(_CLAIM, (claimant.id, self.place)).fetchone())
+        claim = (claimant.id, self.place, self._url)
+        row = await self._connections.run(lambda db, _: db.execute(_CLAIM, claim).fetchone())
         self._epoch = int(str(row[0])) if row else 0
         return begun
 

@@ -38,6 +38,9 @@ class Liveness(Protocol):
     async def alive(self, keeper: str) -> bool:
         """Whether that keeper is alive. A name never seen is dead."""
 
+    async def address(self, keeper: str) -> str:
+        """Return the URL at which clients reach that keeper's server; "" if it has none that others can reach."""
+
     def lapsed(self) -> bool:
         """Whether others may take this keeper for dead by now, although it is alive."""
 
@@ -61,6 +64,9 @@ class LockLiveness:
 
     async def alive(self, keeper: str) -> bool:
         return any(holds_lock(directory, keeper) for directory in self._directories)
+
+    async def address(self, keeper: str) -> str:
+        return ""
 
     def lapsed(self) -> bool:
         return False

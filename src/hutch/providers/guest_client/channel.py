@@ -34,18 +34,20 @@ class Channel:
 
     __slots__ = (
         "_allowance", "_allowed", "_answer", "_consumed", "_expected", "_held", "_inbox", "_link", "_reader",
-        "_sendable", "_timer", "_widening", "_writer", "abandoned", "collected", "number",
+        "_sendable", "_timer", "_widening", "_window", "_writer", "abandoned", "collected", "number",
     )  # fmt: skip
 
     def __init__(
         self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool,
-        allowance: Allowance | None = None,
+        allowance: Allowance | None = None, window: int = WINDOW,
     ) -> None:  # fmt: skip
         self._link = link
         self._answer = answer
-        self._allowed = WINDOW
+        self._window = window
+        """The most bytes in flight in each direction."""
+        self._allowed = window
         self._consumed = 0
-        self._sendable = WINDOW
+        self._sendable = window
         self._inbox: deque[tuple[int, Any, int]] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -129,7 +131,7 @@ class Channel:
     def _consume(self, size: int) -> None:
         """Grant the guest new credit for what was taken, in few frames."""
         self._consumed += size + FRAME_COST
-        if self._consumed >= WINDOW // 4 and self.number in self._link.channels and not self.abandoned:
+        if self._consumed >= self._window // 4 and self.number in self._link.channels and not self.abandoned:
             self.grant(self._consumed)
             self._consumed = 0
 
@@ -239,7 +241,7 @@ class Channel:
 
     def add_credit(self, size: int) -> None:
         """Add credit from the guest. It may give back only what it took: credit frames cost it nothing."""
-        if size == 0 or self._sendable + size > WINDOW:
+        if size == 0 or self._sendable + size > self._window:
             raise ProtocolError(f"channel {self.number} was granted more than it had sent")
         self._sendable += size
         _wake(self._writer)

@@ -1,14 +1,14 @@
 """`GuestFiles`: the `Files` protocol over a link. What the guest answers is bounded and checked before it is used."""
 
 import builtins
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.arguments import as_bytes
-from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.model.files import Edited, Entry, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.guest_client import trees
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.channel import Channel
@@ -126,6 +126,22 @@ class GuestFiles:
                 channel.end()
                 return checked(await channel.answer(), FileInfo)
 
+    async def overwrite(
+        self, path: str, data: AsyncIterator[bytes], *, prefix: str = "", attributes: dict[str, str] | None = None
+    ) -> FileInfo:
+        """Write a file in place, so that its watchers see the same file change, and replace its attributes."""
+        fields: dict[str, Any] = {
+            "path": path, "parents": True, "in_place": True, "attribute_prefix": prefix, "attributes": attributes or {}
+        }  # fmt: skip
+        with operation("files.write"):
+            async with await self._open("files.write", **fields) as channel:
+                async for part in data:
+                    await channel.send(part)
+                    if channel.done:
+                        break
+                channel.end()
+                return checked(await channel.answer(), FileInfo)
+
     async def edit(
         self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
     ) -> Edited:
@@ -162,6 +178,20 @@ class GuestFiles:
             async with await self._open("files.list", path=path) as channel:
                 async for row in rows_of(channel, MAX_ENTRIES):
                     yield checked(row, FileInfo)
+
+    async def entry(self, path: str, prefix: str = "") -> Entry:
+        """Describe one file, with the extended attributes whose names begin with `prefix`."""
+        async with aclosing(cast(AsyncGenerator[Entry, None], self.entry_rows(path, 0, prefix))) as rows:
+            async for entry in rows:
+                return entry
+        raise BoxBroken("the guest described nothing")
+
+    async def entry_rows(self, path: str, depth: int, prefix: str = "") -> AsyncIterator[Entry]:
+        """Yield what is below a directory to a depth, each directory before its content."""
+        with operation("files.list"):
+            async with await self._open("files.entries", path=path, depth=depth, attributes=prefix) as channel:
+                async for row in rows_of(channel, MAX_ENTRIES):
+                    yield checked(row, Entry)
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         await self._ask("files.mkdir", path=path, parents=parents, exist_ok=exist_ok)
@@ -227,8 +257,9 @@ class GuestFiles:
             notes = [f"stopped after {timeout_sec:g} s" if end.timed_out else "the search was killed before its end"]
         yield GrepResult(hits=(), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
-        return Watch(lambda: self._open("files.watch", path=path, recursive=recursive))
+    def watch(self, path: str = ".", *, recursive: bool = True, attributes: bool = False) -> Watch:
+        """`attributes` tells changes of mode and owner apart from changes of the content."""
+        return Watch(lambda: self._open("files.watch", path=path, recursive=recursive, attributes=attributes))
 
     # --- trees -----------------------------------------------------------------------------------------------
 

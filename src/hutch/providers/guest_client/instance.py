@@ -7,7 +7,7 @@ another user. It overrides what only an engine can do: pause, resume, limits.
 import asyncio
 import errno
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
@@ -35,6 +35,8 @@ from hutch.providers.guest_client.verdicts import (
 
 if TYPE_CHECKING:
     from hutch.api import Files
+    from hutch.model.ports import PortInfo
+    from hutch.providers.guest_client.ports import GuestPortStream
 
 ANSWER_GRACE = 15.0
 """The seconds after a command's timeout, which the guest enforces, before a guest without an answer is silent."""
@@ -392,6 +394,25 @@ class GuestInstance(Instance):
         link = await self.link_of(job_id)
         await link.request("forget", job=job_id)
         self._seen.pop(job_id, None)
+
+    # --- ports (imported where they are used, because most boxes only run commands) --------------------------
+
+    async def connect(self, port: int) -> "GuestPortStream":
+        from hutch.providers.guest_client.ports import GuestPortStream
+
+        return await GuestPortStream.open(await self.link(), port)
+
+    async def ports(self) -> tuple["PortInfo", ...]:
+        from hutch.providers.guest_client.ports import listening_ports
+
+        return listening_ports(await (await self.link()).request("ports"))
+
+    async def watch_ports(self) -> AsyncIterator[tuple["PortInfo", ...]]:
+        from hutch.providers.guest_client.ports import listening_ports
+
+        async with (await self.link()).open("watch_ports") as channel:
+            async for _, fields in channel:
+                yield listening_ports(fields)
 
     # --- the box ---------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from hutch.guest.protocol import (
     REQUEST,
     SPEAKS,
     TO_HOST,
+    WINDOW,
     ProtocolError,
     check_header,
     frame,
@@ -119,16 +120,23 @@ class Link(asyncio.BufferedProtocol):
         """Ask one question and return its answer. Cancelling the call cancels the operation."""
         return await self.open(op, timeout=timeout, **fields).answer()
 
-    def open(self, op: str, *, timeout: float | None = None, collect: bool = False, **fields: Any) -> Channel:
-        """Open a channel. `collect` keeps OUT and ERR for `Channel.collected` instead of the iteration."""
+    def open(
+        self, op: str, *, timeout: float | None = None, collect: bool = False, window: int = WINDOW, **fields: Any
+    ) -> Channel:
+        """Open a channel. `collect` keeps OUT and ERR for `Channel.collected` instead of the iteration.
+
+        A smaller `window` bounds the bytes in flight of an operation that knows this field.
+        """
         if self.lost is not None:
             raise self.lost
         fields["op"] = op
+        if window != WINDOW:
+            fields["window"] = window
         payload = _encode(fields).encode()
         if len(payload) > MAX_CONTROL:
             raise HutchError(f"a request of {len(payload)} bytes is over the limit", code="too_large", op=op)
         self._number = self._number % 0xFFFFFFFF + 1
-        channel = Channel(self, self._number, self.loop.create_future(), collect, current())
+        channel = Channel(self, self._number, self.loop.create_future(), collect, current(), window)
         self.channels[self._number] = channel
         if timeout is not None:
             channel.expire(timeout, f"the guest did not answer {op} within {timeout:g} s")

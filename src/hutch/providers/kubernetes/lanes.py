@@ -27,15 +27,27 @@ async def connect_directly(address: str, certificate: str, token: str, options: 
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # The certificate is the box's own; its name says nothing more.
     context.load_verify_locations(cadata=certificate)
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            transport, link = await loop.create_connection(Link, address, PORT, ssl=context)
-    except (OSError, TimeoutError) as error:
-        raise Unavailable(f"Pod at {address} cannot be reached: {error or 'no answer'}", op="connect") from error
+    transport, link = await _connected(address, context, TIMEOUT if options is not None else _CONNECT_SECONDS)
+    assert isinstance(transport, asyncio.WriteTransport)
     transport.write(token.encode() + b"\n" + (framed_options(options) if options is not None else b""))
     await link.wait_for_hello(TIMEOUT)
     return link
+
+
+async def _connected(address: str, context: ssl.SSLContext, patience: float) -> tuple[asyncio.BaseTransport, Link]:
+    """Connect to a relay. One that refuses may still be starting; no answer at all means that there is no way."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    while True:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                return await loop.create_connection(Link, address, PORT, ssl=context)
+        except ConnectionRefusedError as error:
+            if loop.time() >= deadline:
+                raise Unavailable(f"the relay at {address} does not listen: {error}", op="connect") from error
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"Pod at {address} cannot be reached: {error or 'no answer'}", op="connect") from error
+        await asyncio.sleep(0.05)
 
 
 async def connect_by_exec(cluster: Cluster, pod: str, options: bytes | None) -> Link:

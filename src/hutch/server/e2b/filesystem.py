@@ -9,13 +9,12 @@ import msgspec
 from hutch.errors import FileMissing, FileThere, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.linux.identity import USER
-from hutch.model.files import FileInfo, FileKind
-from hutch.server.e2b.connect import ConnectError, Message
+from hutch.model.files import Entry, FileInfo, FileKind
+from hutch.server.e2b.connect import Message
 from hutch.server.e2b.requests import Request
 
-MAX_DEPTH = 64
-MAX_ENTRIES = 100_000
-_MAX_LINKS = 40
+ATTRIBUTES = "user.e2b."
+"""The prefix of the extended attributes that hold a file's metadata."""
 _TYPES = {
     FileKind.FILE: "FILE_TYPE_FILE", FileKind.DIRECTORY: "FILE_TYPE_DIRECTORY", FileKind.SYMLINK: "FILE_TYPE_SYMLINK"
 }  # fmt: skip
@@ -38,57 +37,42 @@ class MoveMessage(msgspec.Struct, frozen=True):
 async def stat(request: Request, message: PathMessage) -> Message:
     """Describe one file."""
     async with request.files() as files:
-        return {"entry": await entry(files, request.resolve(message.path))}
+        return {"entry": await _entry_at(files, request.resolve(message.path))}
 
 
-async def entry(files: GuardedFiles, path: str, info: FileInfo | None = None) -> Message:
+async def _entry_at(files: GuardedFiles, path: str) -> Message:
+    return described(await files.entry(path, ATTRIBUTES))
+
+
+def described(entry: Entry) -> Message:
     """Describe a file. A link has the type of what it leads to, and names it."""
-    info = info or await files.stat(path)
-    described: Message = {
-        "name": posixpath.basename(path), "path": path, "type": _TYPES.get(info.kind, "FILE_TYPE_UNSPECIFIED"),
-        "size": info.size, "mode": info.mode & 0o7777, "permissions": _permissions(info),
-        "owner": _NAMES.get(info.uid, str(info.uid)), "group": _NAMES.get(info.gid, str(info.gid)),
-        "modifiedTime": datetime.fromtimestamp(info.mtime, UTC).isoformat().replace("+00:00", "Z"),
+    answer: Message = {
+        "name": posixpath.basename(entry.path), "path": entry.path,
+        "type": _TYPES.get(entry.leads_to_kind or entry.kind, "FILE_TYPE_UNSPECIFIED"),
+        "size": entry.size, "mode": entry.mode & 0o7777, "permissions": _permissions(entry),
+        "owner": _NAMES.get(entry.uid, str(entry.uid)), "group": _NAMES.get(entry.gid, str(entry.gid)),
+        "modifiedTime": datetime.fromtimestamp(entry.mtime, UTC).isoformat().replace("+00:00", "Z"),
     }  # fmt: skip
-    if info.kind is not FileKind.SYMLINK:
-        return described
-    target, found = await _follow(files, path, info)
-    described["symlinkTarget"] = target
-    described["isSymlink"] = True
-    if found is not None:
-        described["type"] = _TYPES.get(found.kind, "FILE_TYPE_UNSPECIFIED")
-    return described
+    if entry.leads_to is not None:
+        answer |= {"symlinkTarget": entry.leads_to, "isSymlink": True}
+    if entry.attributes:
+        answer["metadata"] = entry.attributes
+    return answer
 
 
-async def resolved(files: GuardedFiles, path: str) -> FileInfo:
-    """Describe what is at a path, through links. FileMissing if nothing is."""
-    info = await files.stat(path)
-    if info.kind is not FileKind.SYMLINK:
-        return info
-    target, found = await _follow(files, path, info)
-    if found is None:
-        raise FileMissing(f"path '{target}' does not exist")
-    return found
-
-
-async def _follow(files: GuardedFiles, path: str, info: FileInfo) -> tuple[str, FileInfo | None]:
-    """Return where a link leads in the end, and what is there; None if nothing is."""
-    for _ in range(_MAX_LINKS):
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), info.target or ""))
-        try:
-            info = await files.stat(path)
-        except FileMissing:
-            return path, None
-        if info.kind is not FileKind.SYMLINK:
-            return path, info
-    return path, None
-
-
-def _permissions(info: FileInfo) -> str:
+def _permissions(entry: FileInfo) -> str:
     kinds = {FileKind.DIRECTORY: 0o040000, FileKind.SYMLINK: 0o120000, FileKind.FILE: 0o100000}
-    text = filemode(kinds.get(info.kind, 0) | (info.mode & 0o7777))
+    text = filemode(kinds.get(entry.kind, 0) | (entry.mode & 0o7777))
     # Go's notation, which clients of E2B see: L for a link.
-    return "L" + text[1:] if info.kind is FileKind.SYMLINK else text
+    return "L" + text[1:] if entry.kind is FileKind.SYMLINK else text
+
+
+async def resolved(files: GuardedFiles, path: str) -> Entry:
+    """Describe what is at a path, through links. FileMissing if nothing is."""
+    entry = await files.entry(path)
+    if entry.leads_to is None:
+        return entry
+    return await files.entry(entry.leads_to)
 
 
 async def list_dir(request: Request, message: ListMessage) -> Message:
@@ -99,19 +83,8 @@ async def list_dir(request: Request, message: ListMessage) -> Message:
     async with request.files() as files:
         if (await resolved(files, path)).kind is not FileKind.DIRECTORY:
             raise Invalid(f"path is not a directory: {path}")
-        entries: list[Message] = []
-        await _list(files, path, min(message.depth or 1, MAX_DEPTH), entries)
-    return {"entries": entries}
-
-
-async def _list(files: GuardedFiles, path: str, depth: int, entries: list[Message]) -> None:
-    for info in await files.list(path):
-        below = posixpath.join(path, posixpath.basename(info.path))
-        if len(entries) >= MAX_ENTRIES:
-            raise ConnectError("resource_exhausted", f"there are over {MAX_ENTRIES} entries: list less at once")
-        entries.append(await entry(files, below, info))
-        if info.kind is FileKind.DIRECTORY and depth > 1:
-            await _list(files, below, depth - 1, entries)
+        rows = files.entry_rows(path, message.depth or 1, ATTRIBUTES)
+        return {"entries": [described(entry) async for entry in rows]}
 
 
 async def make_dir(request: Request, message: PathMessage) -> Message:
@@ -119,11 +92,11 @@ async def make_dir(request: Request, message: PathMessage) -> Message:
     path = request.resolve(message.path)
     async with request.files() as files:
         try:
-            info = await resolved(files, path)
+            found = await resolved(files, path)
         except FileMissing:
             await files.mkdir(path)
-            return {"entry": await entry(files, path)}
-    if info.kind is FileKind.DIRECTORY:
+            return {"entry": await _entry_at(files, path)}
+    if found.kind is FileKind.DIRECTORY:
         raise FileThere(f"directory already exists: {path}")
     raise Invalid(f"path already exists but it is not a directory: {path}")
 
@@ -135,7 +108,7 @@ async def move(request: Request, message: MoveMessage) -> Message:
         await files.stat(source)
         await files.mkdir(posixpath.dirname(target))
         await files.move(source, target, overwrite=True)
-        return {"entry": await entry(files, target)}
+        return {"entry": await _entry_at(files, target)}
 
 
 async def remove(request: Request, message: PathMessage) -> Message:

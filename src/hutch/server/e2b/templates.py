@@ -5,7 +5,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.model.spec import NetworkMode, Spec
 
 HOME = "/home/user"
-BUILT_IN = {"base": "app", "code-interpreter-v1": "app", "desktop": "desktop"}
+BUILT_IN = {"base": "e2b", "code-interpreter-v1": "e2b", "desktop": "desktop"}
 """From each template of the SDKs to the profile that it is a box of."""
 
 
@@ -29,11 +29,9 @@ def unknown(template: str) -> NotFound:
 
 
 async def _fitted(keeper: Keeper, spec: Spec) -> Spec:
-    """Leave out what the template would like and this machine does not have: a network, a writable system."""
+    """Leave out the network that the template would like, where this machine has none for boxes."""
     profile = keeper.config.resolve_profile(spec.profile or "")
     able = await keeper.engines.capabilities(profile.provider or keeper.config.provider)
     if profile.network not in able.networks:
         spec = spec.but(network=NetworkMode.OFF)
-    if not profile.read_only_root and not able.writable_root:
-        spec = spec.but(read_only_root=True)
     return spec

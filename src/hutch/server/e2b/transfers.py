@@ -11,7 +11,7 @@ from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import encode_json
 from hutch.server.e2b.errors import Answer
-from hutch.server.e2b.filesystem import resolved
+from hutch.server.e2b.filesystem import ATTRIBUTES, resolved
 from hutch.server.e2b.multipart import parts_of
 from hutch.server.e2b.requests import Request
 from hutch.server.handlers.files import DOWNLOAD_HEADERS, byte_range
@@ -19,6 +19,8 @@ from hutch.server.request import BYTES, Send
 
 _GZIP = 16 + zlib.MAX_WBITS
 _PIECE = 256 << 10
+_METADATA = "x-metadata-"
+MAX_METADATA_BYTES = 4096
 
 
 async def serve(request: Request, send: Send) -> Answer | None:
@@ -113,29 +115,47 @@ async def _upload(request: Request) -> Answer:
     kind = request.call.header("content-type")
     limit = request.call.service.config.server.max_upload_mb << 20
     pieces = _decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
-    path = request.query.get("path", "")
+    path, metadata = request.query.get("path", ""), _metadata(request)
     written: list[dict[str, object]] = []
     async with request.files() as files:
         if kind.startswith("multipart/form-data"):
             async with aclosing(parts_of(kind, pieces)) as parts:
                 async for part in parts:
                     if part.name == "file":
-                        written.append(await _write(request, files, path or part.filename, part.content))
+                        written.append(await _write(request, files, path or part.filename, part.content, metadata))
         elif kind.startswith(BYTES):
             if not path:
                 raise Invalid("an upload of plain bytes needs the query parameter path")
-            written.append(await _write(request, files, path, pieces))
+            written.append(await _write(request, files, path, pieces, metadata))
         else:
             raise Invalid(f"an upload is multipart/form-data or {BYTES}, not {kind[:100]!r}")
     return Answer(200, encode_json(written), (("content-type", "application/json"),))
 
 
-async def _write(request: Request, files: GuardedFiles, name: str, content: AsyncIterator[bytes]) -> dict[str, object]:
+async def _write(
+    request: Request, files: GuardedFiles, name: str, content: AsyncIterator[bytes], metadata: dict[str, str]
+) -> dict[str, object]:
     if not name:
         raise Invalid("the file has no path: give the query parameter path, or a filename of the part")
     path = request.resolve(name)
-    await files.write(path, content)
-    return {"path": path, "name": posixpath.basename(path), "type": "file"}
+    await files.overwrite(path, content, prefix=ATTRIBUTES, attributes=metadata)
+    written: dict[str, object] = {"path": path, "name": posixpath.basename(path), "type": "file"}
+    return written | ({"metadata": metadata} if metadata else {})
+
+
+def _metadata(request: Request) -> dict[str, str]:
+    """Return the metadata of an upload: the headers `X-Metadata-NAME`."""
+    found = {
+        name.removeprefix(_METADATA): value
+        for name, value in request.call.headers.items()
+        if name.startswith(_METADATA)
+    }
+    for name, value in found.items():
+        if not name or not value.isascii() or not value.isprintable():
+            raise Invalid(f"the metadata {name[:40]!r} has no name, or a value that is not printable ASCII")
+    if sum(len(name) + len(value) for name, value in found.items()) > MAX_METADATA_BYTES:
+        raise Invalid(f"the metadata of a file has at most {MAX_METADATA_BYTES} bytes")
+    return found
 
 
 async def _decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:

@@ -1,7 +1,7 @@
 """Boxes over HTTP: create, find, list, inspect, change, pause, resume, stop and destroy them; their leases."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -82,6 +82,13 @@ class ChangedBox(Record, frozen=True, kw_only=True):
     box: BoxInfo
 
 
+class BoxListQuery(Record, frozen=True, kw_only=True):
+    after: str = ""
+    """The id of a box: only those that come after it are listed."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    """The most boxes to list; all if it is left out."""
+
+
 class FindQuery(Record, frozen=True, kw_only=True):
     text: str
     """A box's id, the beginning of its id, or its name."""
@@ -101,6 +108,11 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
         record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
     status = 202 if record.state is State.CREATING else 200 if exists else 201
     return Reply(box_info(record), status, headers={"location": f"/v1/boxes/{record.id}"})
+
+
+async def plan(call: Call, body: dict[str, Any]) -> Reply:
+    """Return the spec that a box would have, with the changes that policy would make. Nothing is created."""
+    return Reply(await call.keeper.engines.plan(parse_spec(body)))
 
 
 def _granted_mount_roots(call: Call) -> tuple[str, ...]:
@@ -123,9 +135,10 @@ def _granted_mount_roots(call: Call) -> tuple[str, ...]:
     return roots
 
 
-async def list_boxes(call: Call) -> Reply:
+async def list_boxes(call: Call, query: BoxListQuery) -> Reply:
     """List the owner's boxes, oldest first, also those that another process or none keeps."""
-    return Reply(BoxList(boxes=await call.keeper.views.boxes(call.own.readable)))
+    found = await call.keeper.views.boxes(call.own.readable, after=query.after, limit=query.limit)
+    return Reply(BoxList(boxes=found))
 
 
 async def find_box(call: Call, query: FindQuery) -> Reply:

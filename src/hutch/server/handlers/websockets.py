@@ -1,4 +1,4 @@
-"""WebSockets: a terminal in a box, a line-based relay to a job, and hosted MCP servers."""
+"""WebSockets: a terminal in a box, a connection to a port, a line-based relay to a job, and hosted MCP servers."""
 
 import asyncio
 import signal
@@ -14,14 +14,16 @@ from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
+from hutch.keeper.access.ports import BoxStream
 from hutch.keeper.locks import run_uncancelled
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.access import job_of, using
-from hutch.server.auth import Authenticator
+from hutch.server.auth import Authenticator, act_over_all
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.jobs import Size
+from hutch.server.handlers.ports import port_of
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import ANONYMOUS, JSON, Call, Receive, Scope, Send
 from hutch.server.routes import May, check_role, match_path
@@ -29,6 +31,7 @@ from hutch.server.service import Service
 
 MAX_LINE_BYTES = 4 << 20
 HANG_UP_SECONDS = 2.0
+END_FRAME = "end"
 NORMAL, REFUSED, INTERNAL, RESTART = 1000, 1008, 1011, 1012
 """Close codes of RFC 6455."""
 
@@ -39,6 +42,8 @@ class TerminalQuery(Record, frozen=True, kw_only=True):
     cwd: str | None = None
     rows: Size = 24
     cols: Size = 80
+    admin: bool = False
+    """An admin acts without owner and lease, as with `Hutch-Admin: yes`, which browsers cannot send here."""
 
 
 class Resize(Record, frozen=True, kw_only=True):
@@ -122,10 +127,12 @@ class Sockets:
         call = Call(self._service, ANONYMOUS, scope, receive, {})
         try:
             route = await self._prepare(call, scope)
+            query: Record = call.query(route.query)
+            if isinstance(query, TerminalQuery) and query.admin:
+                call.caller = act_over_all(call.caller)
             who, account = who_of(call.caller, current_operation()), call.admit(scope)
             with called_by(who, call.caller.rights), allowed(account), telemetry.request(call.headers) as span:
                 telemetry.served(span, call.op, 101, current_operation())
-                query: Record = call.query(route.query)
                 if not route.needs_box:
                     await route.handler(call, socket, query)
                 else:
@@ -149,7 +156,7 @@ class Sockets:
 
     async def _prepare(self, call: Call, scope: Scope) -> SocketRoute:
         self._auth.check_origin(call.headers, scope["scheme"])
-        call.caller = await self._auth.authenticate(call.headers, scope["client"])
+        call.caller = await self._auth.authenticate(call.headers, scope["client"], scope)
         parts = scope["path"].strip("/").split("/")
         for path, route in SOCKETS.items():
             pattern = tuple(path.strip("/").split("/"))
@@ -204,6 +211,15 @@ async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
 
 
+async def connect(call: Call, box: BoxHandle, socket: Socket, query: NoQuery) -> None:
+    """Connect to a TCP port inside the box. Binary frames carry the bytes both ways; the text frame `end` says that
+    this side sends no more, while the other may."""
+    async with await box.connect(port_of(call)) as stream:
+        await socket.accept()
+        await _run_both(_send_stream(stream, socket), _write_stream(stream, socket))
+        await socket.close(NORMAL)
+
+
 async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
     """Talk to a hosted MCP server, one text frame for each message; several clients may do so at once."""
     name = call.params["mcp_server"]
@@ -219,6 +235,7 @@ SOCKETS = {
     "/mcp/servers/{mcp_server}/ws": SocketRoute(hosted_lines, needs_box=False),
     "/v1/boxes/{box}/terminal": SocketRoute(terminal),
     "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
+    "/v1/boxes/{box}/ports/{port}/connect": SocketRoute(connect),
 }
 
 
@@ -234,6 +251,19 @@ async def run_until_first_ends(output: Coroutine[Any, Any, None], input: Corouti
     for task in done:
         task.result()
     return tasks[0] in done
+
+
+async def _run_both(*work: Coroutine[Any, Any, None]) -> None:
+    """Run both to their ends. The first error of either ends the other."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()
 
 
 async def _send_output(job: JobHandle, socket: Socket) -> None:
@@ -277,6 +307,22 @@ async def write_lines(job: JobHandle, socket: Socket) -> None:
         if b"\n" in line:
             raise Invalid("a frame is one line: it must not hold a line feed")
         await job.write(line + b"\n")
+
+
+async def _send_stream(stream: BoxStream, socket: Socket) -> None:
+    while data := await stream.receive():
+        await socket.send(data)
+    await socket.send(END_FRAME)
+
+
+async def _write_stream(stream: BoxStream, socket: Socket) -> None:
+    while (frame := await socket.next()) != END_FRAME:
+        if frame is None:
+            raise ConnectionAbortedError("the client has disconnected")
+        if isinstance(frame, str):
+            raise Invalid(f"a text frame may only be {END_FRAME!r}: bytes go in binary frames")
+        await stream.send(frame)
+    await stream.end()
 
 
 async def _hang_up(box: BoxHandle, job: JobHandle) -> None:

@@ -46,6 +46,12 @@ class WatchedFiles(GuestFiles):
         async with self._adding("files.write"):
             return await super().write(path, content, append=append, mode=mode, sync=sync, parents=parents)
 
+    async def overwrite(
+        self, path: str, data: AsyncIterator[bytes], *, prefix: str = "", attributes: dict[str, str] | None = None
+    ) -> FileInfo:
+        async with self._adding("files.write"):
+            return await super().overwrite(path, self._while_room(data), prefix=prefix, attributes=attributes)
+
     async def edit(
         self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
     ) -> Edited:

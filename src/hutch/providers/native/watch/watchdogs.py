@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from hutch.providers.native.watch.memory import LimitHit, MemoryWatchdog
 
 _NOTHING = Counters()
+_LEAST_MEMORY = 8 << 20
+"""The smallest limit that policy allows a box: sockets that hold less in all cannot be over any box's limit."""
+_BOXES_AT_ONCE = 50
+"""Boxes that are compared before other tasks get their turn."""
 _SOCKET_PAUSE = 1.0
 """Seconds between two checks of what all sockets hold."""
 _COUNT_TIMEOUT = 10.0
@@ -83,7 +87,11 @@ class Watchdogs:
             from hutch.providers.native.watch import socket_memory
 
             total = socket_memory.of_machine()
-            for box in tuple(self._networked.values()):
+            if total <= _LEAST_MEMORY:
+                continue
+            for number, box in enumerate(tuple(self._networked.values())):
+                if number % _BOXES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if total > box.limits.memory_mb << 20:
                     try:
                         await asyncio.to_thread(self._look_at_sockets, box)

@@ -1,0 +1,175 @@
+"""What of a request goes into a box, and what of its answer comes out. The program in the box is not trusted.
+
+In go no credentials of the server: no key of Hutch, no token of the preview, no header by which the server is told
+something. Out come no headers that would act beyond the preview's own origin.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hutch.keeper import keys
+
+Headers = list[tuple[bytes, bytes]]
+
+COOKIE = "hutch_preview"
+"""Holds the token on the preview's origin after the first visit."""
+TOKEN_HEADER = b"hutch-preview"
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
+    }
+)  # fmt: skip
+"""RFC 9110, section 7.6.1: they speak of one connection, and the two ends of a proxy have different ones."""
+_OURS = frozenset(
+    {b"host", b"content-length", b"expect", b"forwarded", b"x-forwarded-for", b"x-forwarded-host",
+     b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix", b"x-real-ip", b"cookie"}
+)  # fmt: skip
+"""The proxy writes these itself, or leaves them out."""
+_WEBSOCKET = frozenset(
+    {b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-extensions", b"sec-websocket-protocol",
+     b"sec-websocket-accept"}
+)  # fmt: skip
+_ORIGIN_WIDE = frozenset(
+    {b"set-cookie", b"clear-site-data", b"strict-transport-security", b"service-worker-allowed", b"alt-svc", b"nel",
+     b"report-to", b"reporting-endpoints", b"access-control-allow-origin", b"access-control-allow-credentials",
+     b"access-control-expose-headers", b"referrer-policy"}
+)  # fmt: skip
+"""In the path form the origin of an answer is the server's own, and these would act on all of it."""
+SANDBOX = b"sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
+"""Without `allow-same-origin`, a page has an opaque origin: no storage, no cookies, and the API refuses its calls."""
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(rb"[^\x00\r\n]*")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
+
+
+@dataclass(frozen=True)
+class Visit:
+    """How a request came: the facts from which both directions are translated."""
+
+    port: int
+    host: str
+    """The Host header that the box sees."""
+    scheme: str
+    """http or https, as the visitor's browser sees it."""
+    prefix: str = ""
+    """The part of the path that the box does not see; empty in the host form."""
+    drop: frozenset[bytes] = frozenset()
+    """More headers that do not go in, in lower case, such as those with which another door's callers show who they
+    are."""
+    origin: str = ""
+    """The origin that the box sees instead of the visitor's own one; empty to pass it on."""
+
+
+def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, websocket: bool = False) -> Headers:
+    """Return the headers of a request as the box gets them, beside those of its body."""
+    pairs = [(name.lower(), value) for name, value in received]
+    dropped = _HOP_BY_HOP | _OURS | visit.drop | _named_by_connection(pairs)
+    if websocket:
+        dropped |= _WEBSOCKET
+    kept: Headers = [(b"host", visit.host.encode("latin-1"))]
+    kept += [
+        (name, value)
+        for name, value in pairs
+        if name not in dropped and not name.startswith(b"hutch-") and not _is_key(name, value)
+    ]
+    if visit.prefix:
+        # The path form shares the server's host name, and so would its cookies and its address be shared.
+        kept = [(name, value) for name, value in kept if name not in (b"referer", b"origin")]
+        kept.append((b"x-forwarded-prefix", visit.prefix.encode("latin-1")))
+    else:
+        cookies = _without_ours(b"; ".join(value for name, value in pairs if name == b"cookie"))
+        if cookies:
+            kept.append((b"cookie", cookies))
+        if visit.origin:
+            own = f"{visit.scheme}://{_host(pairs)}".encode("latin-1")
+            kept = [(n, visit.origin.encode() if n == b"origin" and v.lower() == own else v) for n, v in kept]
+        kept.append((b"x-forwarded-host", _host(pairs).encode("latin-1")))
+    kept.append((b"x-forwarded-proto", visit.scheme.encode()))
+    return kept
+
+
+def response_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit) -> Headers:
+    """Return the headers of a box's answer as the visitor gets them."""
+    pairs = [(name.lower(), value) for name, value in received]
+    dropped = _HOP_BY_HOP | _named_by_connection(pairs) | {b"date"} | (_ORIGIN_WIDE if visit.prefix else frozenset())
+    kept: Headers = []
+    for name, value in pairs:
+        if name in dropped:
+            continue
+        if name == b"set-cookie":
+            value = _host_only(value)
+            if not value:
+                continue
+        elif name == b"location":
+            value = _location(value, visit)
+        kept.append((name, value))
+    if visit.prefix:
+        kept += path_form_headers()
+    return kept
+
+
+def path_form_headers() -> Headers:
+    """Return the headers that give a page of the path form an opaque origin, and let it load its own parts."""
+    return [
+        (b"content-security-policy", SANDBOX),
+        (b"referrer-policy", b"no-referrer"),
+        (b"access-control-allow-origin", b"*"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+
+
+def is_valid(name: bytes, value: bytes) -> bool:
+    """Whether a header that a box sent can be passed on as one header."""
+    return _TOKEN.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
+
+
+def own_cookies(header: str) -> list[str]:
+    """Return all tokens among the cookies: another page may have set a second cookie with our name."""
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return [value for name, _, value in pairs if name == COOKIE]
+
+
+def _named_by_connection(pairs: Headers) -> frozenset[bytes]:
+    named = b",".join(value for name, value in pairs if name == b"connection").lower().split(b",")
+    return frozenset(each.strip() for each in named if each.strip())
+
+
+def _is_key(name: bytes, value: bytes) -> bool:
+    """Whether a header holds a key of Hutch. Other authorizations are between the page and its program."""
+    if name not in (b"authorization", b"x-api-key", b"x-access-token"):
+        return False
+    return f"{keys.PREFIX}_".encode() in value.lower()
+
+
+def _without_ours(cookies: bytes) -> bytes:
+    parts = [part.strip() for part in cookies.split(b";")]
+    return b"; ".join(part for part in parts if part and part.partition(b"=")[0].strip() != COOKIE.encode())
+
+
+def _host_only(cookie: bytes) -> bytes:
+    """Return a Set-Cookie for this host alone, because a Domain would reach other previews; empty to leave it out."""
+    first, *attributes = cookie.split(b";")
+    if first.partition(b"=")[0].strip() == COOKIE.encode():
+        return b""
+    kept = [part for part in attributes if part.partition(b"=")[0].strip().lower() != b"domain"]
+    return b";".join([first, *kept])
+
+
+def _location(value: bytes, visit: Visit) -> bytes:
+    """Return where a redirect leads for the visitor, whose localhost is another one than the box's."""
+    try:
+        parts = urlsplit(value.decode("ascii"))
+        if parts.hostname in _LOOPBACK and (parts.port or 80) == visit.port:
+            value = (parts._replace(scheme="", netloc="").geturl() or "/").encode()
+    except ValueError:
+        return value
+    if visit.prefix and value.startswith(b"/") and not value.startswith(b"//"):
+        value = visit.prefix.encode("latin-1") + value
+    return value
+
+
+def _host(pairs: Headers) -> str:
+    return next((value.decode("latin-1") for name, value in pairs if name == b"host"), "")

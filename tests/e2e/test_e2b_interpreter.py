@@ -1,0 +1,76 @@
+"""The newest E2B code interpreter runs code in the kernels of boxes (S13)."""
+
+from collections.abc import Iterator
+
+import pytest
+from e2b import NotFoundException
+from e2b_code_interpreter import Sandbox
+
+from tests.e2e.e2b_sdk import E2B
+
+
+@pytest.fixture(scope="module")
+def interpreter(hutch_e2b: E2B) -> Iterator[Sandbox]:
+    sandbox = Sandbox.create(timeout=3600, **hutch_e2b.options)
+    try:
+        yield sandbox
+    finally:
+        sandbox.kill()
+
+
+def test_python_keeps_its_state_and_shows_its_value(interpreter: Sandbox) -> None:
+    """(S13) Variables stay; the last expression is the result; output arrives by stream."""
+    interpreter.run_code("x = 20")
+    printed: list[str] = []
+    run = interpreter.run_code("print('hello'); x + 22", on_stdout=lambda message: printed.append(message.line))
+    assert run.text == "42"
+    assert (printed, run.logs.stdout) == (["hello\n"], ["hello\n"])
+    assert interpreter.run_code("'plain'").text == "plain"
+
+
+def test_errors_are_data(interpreter: Sandbox) -> None:
+    """(S13) An exception has a name, a value and a traceback, and the context goes on."""
+    run = interpreter.run_code("1 / 0")
+    assert run.error is not None
+    assert (run.error.name, run.error.value) == ("ZeroDivisionError", "division by zero")
+    assert "1 / 0" in run.error.traceback
+    assert interpreter.run_code("'still here'").text == "still here"
+
+
+def test_variables_of_one_run(interpreter: Sandbox) -> None:
+    """(S13) `envs` hold for one run."""
+    assert interpreter.run_code("import os; os.environ['ONLY']", envs={"ONLY": "once"}).text == "once"
+    assert interpreter.run_code("'ONLY' in os.environ").text == "False"
+
+
+def test_javascript(interpreter: Sandbox) -> None:
+    """(S13) JavaScript has values too, and keeps its state."""
+    interpreter.run_code("let n = 6", language="js")
+    assert interpreter.run_code("n * 7", language="javascript").text == "42"
+
+
+def test_bash(interpreter: Sandbox) -> None:
+    """(S13) Bash prints."""
+    assert interpreter.run_code("echo from bash", language="bash").logs.stdout == ["from bash\n"]
+
+
+def test_contexts(interpreter: Sandbox) -> None:
+    """(S13) Contexts have their own state and directory; the defaults are always there."""
+    assert {"python", "javascript"} <= {context.language for context in interpreter.list_code_contexts()}
+    interpreter.files.make_dir("/home/user/elsewhere")
+    context = interpreter.create_code_context(language="python", cwd="/home/user/elsewhere")
+    assert interpreter.run_code("import os; os.getcwd()", context=context).text == "/home/user/elsewhere"
+    interpreter.run_code("y = 1", context=context)
+    interpreter.restart_code_context(context)
+    failed = interpreter.run_code("y", context=context)
+    assert failed.error is not None
+    assert failed.error.name == "NameError"
+    interpreter.remove_code_context(context)
+    with pytest.raises(NotFoundException):
+        interpreter.run_code("1", context=context)
+
+
+def test_code_needs_the_token_of_its_sandbox(hutch_e2b: E2B, interpreter: Sandbox) -> None:
+    """(S13, Lesson 31) Whoever only knows the id of a sandbox runs nothing in it."""
+    stranger = hutch_e2b.server.tcp().saying(e2b_sandbox_id=interpreter.sandbox_id, e2b_sandbox_port="49999")
+    assert stranger.call("POST", "/execute", {"code": "1"}).status == 401
