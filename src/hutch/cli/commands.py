@@ -18,6 +18,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mcp": ("hutch.cli.mcp:Mcp", "serve the tools to an MCP client on stdio"),
     "mcp-server": ("hutch.cli.mcp_server", "MCP servers that run in boxes"),
     "key": ("hutch.cli.server:Key", "make and revoke keys for the server"),
+    "backup": ("hutch.cli.backup:Backup", "write the state directory to one file"),
+    "restore": ("hutch.cli.backup:Restore", "make a state directory of such a file"),
     "doctor": ("hutch.cli.machine:Doctor", "what this machine can do, and how to get the rest"),
     "prune": ("hutch.cli.machine:Prune", "remove what dead processes left behind"),
     "profiles": ("hutch.cli.config:Profiles", "the profiles a box can have"),
