@@ -50,6 +50,7 @@ ONLY_SHOWN = {
     "docker build": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker run": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker exec": ("a daemon and a base image", "tests/deploy/test_container.py"),
+    "helm install": ("a cluster", "tests/deploy/test_kubernetes.py"),
     "hutch conformance bubblewrap": ("a program that not every machine has", "tests/conformance/test_sample.py"),
 }
 """Beginnings of commands that this test does not run: why, and the file that runs the same."""

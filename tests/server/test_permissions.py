@@ -77,6 +77,15 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
     f"POST {_BOX}/stop": Try(),
+    f"GET {_BOX}/checkpoints": Try(),
+    f"POST {_BOX}/checkpoints": Try(body={"name": "harm"}),
+    f"DELETE {_BOX}/checkpoints/{{checkpoint}}": Try(),
+    f"POST {_BOX}/rollback": Try(body={"checkpoint": "{checkpoint}", "kill": True}),
+    f"POST {_BOX}/undo": Try(body={"kill": True}),
+    f"GET {_BOX}/diff": Try(reads=False),
+    f"POST {_BOX}/fork": Try(body={"count": 1}),
+    f"POST {_BOX}/merge": Try(body={"fork": "{box}"}),
+    f"POST {_BOX}/attempt": Try(body={"command": HARM}),
     f"GET {_BOX}/lease": Try(),
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
@@ -162,6 +171,12 @@ RECIPES: dict[str, Try] = {
     f"POST {_MCP}/restart": Try(),
     f"DELETE {_MCP}": Try(),
     "WS /mcp/servers/{mcp_server}/ws": Try(),
+    "POST /v1/dashboard/session": Try(body={"key": "hutch_{key}_harm"}, reads=False),
+    "GET /v1/dashboard/session": Try(),
+    "DELETE /v1/dashboard/session": Try(reads=False),
+    "POST /v1/dashboard/links": Try(reads=False),
+    "GET /v1/dashboard/live": Try(),
+    "GET /v1/tools": Try(),
     # Last: from here on a foreign owner has things of the same names.
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
@@ -177,6 +192,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/mcp-servers/import": Try(body={"servers": {"{mcp_server}": {"command": "harm"}}, "replace": True}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+HEALTH_CHECKS = {"GET /healthz", "GET /readyz"}
 ACTIONS = {
     "DELETE /v1/volumes/{volume}", "PUT /v1/session/current", f"DELETE {_BOX}", f"POST {_BOX}/lease",
     "POST /v1/skills/preview", f"DELETE {_MCP}", "POST /v1/session/working", "POST /v1/volumes", "POST /v1/mcp-servers",
@@ -218,6 +234,7 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        client.good("POST", f"{self.at}/checkpoints", {"name": "victim-state"})
         kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         preview = client.good("POST", f"{self.at}/ports/8000/url", {})
@@ -226,6 +243,7 @@ class Victim:
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
+            "checkpoint": "victim-state",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
             "mcp_server": "victim-mcp", "kernel": kernel, "port": "8000", "preview": preview["id"],
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
@@ -247,6 +265,7 @@ class Victim:
             "files": {path: look.call("GET", f"{self.at}/files/content?path={path}").body for path in paths},
             "jobs": look.good("GET", f"{self.at}/jobs"),
             "terminal": look.good("GET", f"{self.at}/jobs/{self.names['job']}/output"),
+            "checkpoints": look.good("GET", f"{self.at}/checkpoints"),
             "volumes": look.good("GET", "/v1/volumes"),
             "boxes": [each["id"] for each in look.good("GET", "/v1/boxes")["boxes"]],
             "receipts": [
@@ -307,7 +326,7 @@ def _filled(value: Any, names: dict[str, str]) -> Any:
 def _answered(client: Client, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
     connection, response = client.open(method, target, body, **headers)
     try:
-        endless = target.partition("?")[0].endswith(("/watch", "/follow")) and response.status == 200
+        endless = target.partition("?")[0].endswith(("/watch", "/follow", "/live")) and response.status == 200
         content = response.read1(65536) if endless else response.read()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, content)
     finally:
@@ -338,7 +357,7 @@ def test_strangers(place: tuple[Server, Victim]) -> None:
     before = victim.snapshot()
     for client in (server.tcp(), server.tcp(f"hutch_{victim.names['key']}_{'A' * 43}")):
         for op, answer, sent in _walk(client, victim.names):
-            assert answer.status == (200 if _may(op) is May.ANYBODY else 401), (op, answer)
+            assert answer.status == (200 if op in HEALTH_CHECKS else 401), (op, answer)
             _nothing_foreign(op, answer, sent, victim.marks | {"victim"})
     assert victim.snapshot() == before
 
@@ -416,6 +435,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
+             "checkpoint": "victim-state",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1", "port": "8000", "preview": "p" + "0" * 16,
              "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
              "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip

@@ -7,7 +7,7 @@ Other names (`cgroups`, `landlock`) name stronger means that the machine does no
 
 from hutch.errors import Refused, Unsupported
 from hutch.model.capabilities import Capabilities, Missing
-from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Retention
+from hutch.model.spec import AutoCheckpoint, EffectiveSpec, MountMode, NetworkMode, Retention
 from hutch.policy import values
 
 
@@ -34,6 +34,8 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "mounts", "mounts of the host's files", "mounts")
     if spec.ports and not capabilities.ports:
         raise _unsupported(capabilities, "ports", "ports", "ports")
+    if spec.auto_checkpoint is not AutoCheckpoint.OFF and not capabilities.layers:
+        raise _unsupported(capabilities, "auto_checkpoint", "checkpoints", "layers")
     _check_user(spec.user, capabilities)
 
 
@@ -76,7 +78,7 @@ def _check_user(user: str, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "user", f"user {user}: its boxes have only one id", "uid_range")
 
 
-_REMEDIES = {"ports": "leave `ports` out: no provider publishes them yet, but commands in the box can use them"}
+_REMEDIES = {"ports": "leave `ports` out, or use an engine that has a way to the ports of its boxes"}
 """Remedies for what no other provider has either."""
 
 

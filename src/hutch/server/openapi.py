@@ -35,6 +35,7 @@ _TEXT = "text/plain"
 _PATH_VARIABLES = {
     "box": ("The id of a box.", "^[a-z0-9]{20}$"),
     "job": ("The id of a job of this box.", "^[a-zA-Z0-9_-]{1,64}$"),
+    "checkpoint": ("The id or name of a checkpoint of this box.", f"^{NAME.pattern}$"),
     "port": ("A TCP port inside the box.", "^[1-9][0-9]{0,4}$"),
     "preview": ("The id of a preview of this box.", "^p[0-9a-f]{16}$"),
     "operation": ("The name given in Hutch-Operation.", "^[a-zA-Z0-9]{1,64}$"),

@@ -135,6 +135,7 @@ def capabilities(machine: Machine) -> Capabilities:
     return Capabilities(
         provider="native",
         guest=True,
+        ports=True,
         durable_jobs=True,
         pty=True,
         watch=True,
@@ -145,6 +146,7 @@ def capabilities(machine: Machine) -> Capabilities:
         persistent=machine.mapped_layers,
         networks=machine.networks,
         images=("host", "dir", "tar", "oci"),
+        layers=not machine.has_id_ranges or machine.mapped_layers,
         mounts=True,
         memory_mb=machine_memory_mb(),
         grades=grades(machine),

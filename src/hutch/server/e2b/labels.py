@@ -7,8 +7,26 @@ PREFIX = "e2b."
 TEMPLATE = f"{PREFIX}template"
 """The template by which the sandbox was created. Boxes without it are no sandboxes."""
 AUTO_RESUME = f"{PREFIX}auto-resume"
+MASKED_HOST = f"{PREFIX}masked-host"
+"""The Host header that programs on its ports see, if the creator chose one; `${PORT}` stands for the port."""
+TRAFFIC = f"{PREFIX}traffic"
+"""`PRIVATE` if its ports are reached only with a token."""
+PRIVATE = "private"
 TIMEOUT = f"{PREFIX}timeout"
 """The timeout that it was created with, which it gets again when a request resumes it."""
+
+
+SNAPSHOT = f"{PREFIX}snapshot"
+"""The name of a snapshot, or `-`. A box with this label holds the files of a snapshot and is no sandbox."""
+SNAPSHOT_OF = f"{PREFIX}snapshot-of"
+"""The sandbox from which a snapshot was made."""
+SNAPSHOT_TEMPLATE = f"{PREFIX}snapshot-template"
+"""The template of that sandbox."""
+
+
+def ours(given: dict[str, str]) -> dict[str, str]:
+    """Return the labels without a caller's metadata."""
+    return {key: value for key, value in given.items() if key.startswith(PREFIX)}
 
 
 def of_metadata(metadata: dict[str, str]) -> dict[str, str]:
