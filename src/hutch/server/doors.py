@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hutch.server.auth import Authenticator
+from hutch.server.dashboard.pages import DashboardDoor
 from hutch.server.previews.door import PreviewDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
@@ -45,7 +46,16 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
+    from hutch.server.bay.door import BayDoor
+    from hutch.server.bay.shipyard import ShipyardDoor
     from hutch.server.e2b.door import E2BDoor
     from hutch.server.langbot.door import LangBotDoor
 
-    return Doors((E2BDoor(service, auth), PreviewDoor(service, auth, service.previews), LangBotDoor(service, auth)))
+    return Doors([
+        E2BDoor(service, auth),
+        PreviewDoor(service, auth, service.previews),
+        LangBotDoor(service, auth),
+        BayDoor(service, auth),
+        ShipyardDoor(service, auth),
+        DashboardDoor(),
+    ])  # fmt: skip
