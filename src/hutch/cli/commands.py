@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mcp-server": ("hutch.cli.mcp_server", "MCP servers that run in boxes"),
     "key": ("hutch.cli.server:Key", "make and revoke keys for the server"),
     "kernel": ("hutch.cli.kernel", "prepare the interpreters that are forked into boxes"),
+    "backup": ("hutch.cli.backup:Backup", "write the state directory to one file"),
+    "restore": ("hutch.cli.backup:Restore", "make a state directory of such a file"),
     "doctor": ("hutch.cli.machine:Doctor", "what this machine can do, and how to get the rest"),
     "prune": ("hutch.cli.machine:Prune", "remove what dead processes left behind"),
     "profiles": ("hutch.cli.config:Profiles", "the profiles a box can have"),
