@@ -157,20 +157,21 @@ class Templates:
         if prepared is None or not isinstance(instance, GuestInstance):
             return None
         try:
+            kernel = {"cwd": command.cwd, "env": command.env, "name": command.name}
             link = await self.find_guest(instance)
             if link is not None:
-                return await instance.start_kernel(link, command), ()
+                return instance.started_kernel(await link.request("kernel", **kernel)), ()
             template = await self._template(owner, prepared)
             entrance = await instance.entrance()
             if entrance is None:
                 return None
             try:
-                started = await template.enter(entrance, {"cwd": command.cwd, "env": command.env, "name": command.name})
+                started = await template.enter(entrance, kernel)
             finally:
                 await entrance.close()
             await self._connect(instance)
             notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
-            return instance.started_kernel(started, command), notes
+            return instance.started_kernel(started), notes
         except (Unavailable, OSError) as error:
             # The kernel starts all the same, only later; whoever keeps the machine learns why.
             log("kernels").warning("a kernel starts cold", box=instance.record.box_id, why=str(error))

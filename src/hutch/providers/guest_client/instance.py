@@ -108,8 +108,8 @@ class GuestInstance(Instance):
         if link is not None and link.usable:
             return link
         if user in self._other_guests:
-            link = self._links[user] = self._recognised(await self._other_guests[user]())
-            return link
+            self._links[user] = self._recognised(await self._other_guests[user]())
+            return self._links[user]
         if user not in (self._guest_user, "root") and not user.isdecimal():
             if user not in self._accounts:
                 self._accounts[user] = await find_account(self._files, user)
@@ -253,15 +253,11 @@ class GuestInstance(Instance):
             await process.close_stdin()
         return process
 
-    async def start_kernel(self, link: Link, command: Command) -> GuestProcess:
-        """Start a job of a kernel guest, which forks itself instead of running a program."""
-        return self.started_kernel(await link.request("kernel", **self._fields(command)), command)
-
-    def started_kernel(self, answer: dict[str, Any], command: Command) -> GuestProcess:
+    def started_kernel(self, answer: dict[str, Any]) -> GuestProcess:
         """Return the job that a kernel guest says it has started."""
-        started = checked(answer, Started)
-        self._remember(started.job, _Seen(self._before(), None))
-        return GuestProcess(self, started.job, command.keep_output)
+        job = checked(answer, Started).job
+        self._remember(job, _Seen(self._before(), None))
+        return GuestProcess(self, job, 1 << 20)
 
     async def _link_for(self, command: Command, fields: dict[str, Any]) -> Link:
         """Return the link to the guest of the command's user, and add the variables of a named account."""
@@ -329,15 +325,9 @@ class GuestInstance(Instance):
             return seen.verdict
         room = await self._room(link, end.pid, counted=after.pids_hits is not None) if end.exit_code else None
         verdict = decide(
-            end,
-            before=seen.before,
-            after=after,
-            limits=self.limits,
-            timeout_sec=seen.timeout_sec,
-            room=room,
-            fork_refused=fork_refused,
-            trouble=self.trouble(),
-        )
+            end, before=seen.before, after=after, limits=self.limits, timeout_sec=seen.timeout_sec, room=room,
+            fork_refused=fork_refused, trouble=self.trouble(),
+        )  # fmt: skip
         seen.verdict = verdict
         self._remember(end.job, seen)
         return verdict
