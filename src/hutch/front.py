@@ -110,6 +110,7 @@ class Hutch:
 
     box = _forwarded(api.Hutch.box)
     create = _forwarded(api.Hutch.create)
+    plan = _forwarded(api.Hutch.plan)
     box_for = _forwarded(api.Hutch.box_for)
     import_box = _forwarded(api.Hutch.import_box)
     attach = _forwarded(api.Hutch.attach)

@@ -205,6 +205,17 @@ async def test_a_box_moves_to_another_conversation(open_hutch: Open) -> None:
             await hutch.destroy(each, force=True)
 
 
+async def test_a_plan_is_what_a_box_would_be(open_hutch: Open) -> None:
+    """Limits, network and adjustments of a box that nobody creates (B6, lesson 50)."""
+    async with open_hutch() as hutch:
+        planned = await hutch.plan(memory_mb=300, profile="code")
+        assert await hutch.boxes() == ()
+        async with hutch.box(memory_mb=300, profile="code") as box:
+            assert planned == box.spec
+        with pytest.raises(Invalid):
+            await hutch.plan(memory_mb=-1)
+
+
 async def test_status_tells_profile_and_clocks(open_hutch: Open) -> None:
     """What a status card shows: the profile of new boxes and how long they live (B13, B41)."""
     async with open_hutch() as hutch, hutch.box() as box:

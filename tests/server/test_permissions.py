@@ -77,6 +77,15 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
     f"POST {_BOX}/stop": Try(),
+    f"GET {_BOX}/checkpoints": Try(),
+    f"POST {_BOX}/checkpoints": Try(body={"name": "harm"}),
+    f"DELETE {_BOX}/checkpoints/{{checkpoint}}": Try(),
+    f"POST {_BOX}/rollback": Try(body={"checkpoint": "{checkpoint}", "kill": True}),
+    f"POST {_BOX}/undo": Try(body={"kill": True}),
+    f"GET {_BOX}/diff": Try(reads=False),
+    f"POST {_BOX}/fork": Try(body={"count": 1}),
+    f"POST {_BOX}/merge": Try(body={"fork": "{box}"}),
+    f"POST {_BOX}/attempt": Try(body={"command": HARM}),
     f"GET {_BOX}/lease": Try(),
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
@@ -166,6 +175,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
     ),
+    "POST /v1/plan": Try(body={"profile": "default"}),
     "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
     "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
     "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),
@@ -217,6 +227,7 @@ class Victim:
             hutch_operation="victimoperation",
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
+        client.good("POST", f"{self.at}/checkpoints", {"name": "victim-state"})
         kernel = client.good("POST", f"{self.at}/kernels", {"language": "bash"})["id"]
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         preview = client.good("POST", f"{self.at}/ports/8000/url", {})
@@ -225,6 +236,7 @@ class Victim:
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
+            "checkpoint": "victim-state",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
             "mcp_server": "victim-mcp", "kernel": kernel, "port": "8000", "preview": preview["id"],
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
@@ -246,6 +258,7 @@ class Victim:
             "files": {path: look.call("GET", f"{self.at}/files/content?path={path}").body for path in paths},
             "jobs": look.good("GET", f"{self.at}/jobs"),
             "terminal": look.good("GET", f"{self.at}/jobs/{self.names['job']}/output"),
+            "checkpoints": look.good("GET", f"{self.at}/checkpoints"),
             "volumes": look.good("GET", "/v1/volumes"),
             "boxes": [each["id"] for each in look.good("GET", "/v1/boxes")["boxes"]],
             "receipts": [
@@ -415,6 +428,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
+             "checkpoint": "victim-state",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1", "port": "8000", "preview": "p" + "0" * 16,
              "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m",
              "kernel": owner.good("POST", f"/v1/boxes/{box}/kernels", {"language": "bash"})["id"]}  # fmt: skip

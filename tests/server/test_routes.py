@@ -173,6 +173,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     good(f"DELETE {template}", box)
     good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
+    good("POST /v1/plan", "/v1/plan", {"memory_mb": 64})
     done.add("POST /v1/shutdown")  # `test_lifecycle` has it.
     assert done == {route.op for route in ROUTES}
 

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from hutch import front
 from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
-from hutch.tools import ProviderKit, Tool, ToolResult, Tools
+from hutch.tools import AgentPermissions, ProviderKit, Tool, ToolResult, Tools
 from hutch.tools.call import Call
 from hutch.tools.toolbox import TOOLS
 from tests.tools.real_tools import done, open_tools, refused
@@ -170,6 +170,59 @@ async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
         assert "/workspace/inbox" in text
 
 
+async def test_guidance_is_whole_before_there_is_a_box() -> None:
+    """Network, limits, writable places, how long a command may run and how to run longer, the tools, and what the
+    actions of grouped tools do: all from the effective spec, also before the first call (B6, P20, lesson 50)."""
+    quick = {"inherits": "network_basic", "limits": {"timeout_sec": 20, "max_timeout_sec": 50}}
+    rules = AgentPermissions.from_plain({"tools": {"box_lifecycle.destroy": "deny", "grep": "deny"}})
+    config = {"profiles": {"quick": quick}, "profile": "quick"}
+    async with open_tools(config=config, spec={"memory_mb": 300}, permissions=rules) as tools:
+        before = await tools.guidance()
+        assert await tools.hutch.boxes() == ()
+        for part in (
+            "300 MB memory", "20 s unless you give a timeout, at most 50 s", 'job(action="start")', "internet access",
+            "You can write in /workspace, /tmp; everything else is read-only", "Tools: exec, job, read",
+            "- job: start: run a command in the background", "- box_lifecycle: create: a new box",
+            "Nothing you do in it",
+        ):  # fmt: skip
+            assert part in before, part
+        assert "destroy: end a box" not in before and "grep" not in before.partition("Tools: ")[2].partition("\n")[0]
+        await done(tools, "exec", command="true")
+        assert await tools.guidance() == before
+
+
+async def test_a_timeout_that_cannot_be_given_is_told_before_it_runs_out() -> None:
+    """The schema has the box's own bound, a longer one is refused at once, and the remedy is possible (B4)."""
+    quick = {"inherits": "default", "limits": {"timeout_sec": 1, "max_timeout_sec": 2}}
+    async with open_tools(config={"profiles": {"quick": quick}, "profile": "quick"}) as tools:
+        (schema,) = [each for each in await tools.schemas("anthropic") if each["name"] == "exec"]
+        timeout = schema["input_schema"]["properties"]["timeout"]
+        assert timeout["maximum"] == 2 and "1 s unless you give a timeout, at most 2 s" in timeout["description"]
+        told = await refused(tools, "exec", "invalid", command="sleep 100", timeout=3)
+        assert "at most 2 s" in told.text and 'job(action="start")' in told.text
+        ended = await done(tools, "exec", command="sleep 100", timeout=2)
+        assert "start it as a job" in ended.text and "longer timeout" not in ended.text
+        shorter = await done(tools, "exec", command="sleep 100", timeout=1)
+        assert "give it a longer timeout" in shorter.text
+        job = (await done(tools, "job", action="start", command="sleep 3; echo through")).structured["job"]
+        assert "through" in (await done(tools, "job", action="wait", job=job, wait=60)).text
+
+
+async def test_every_enum_has_a_type() -> None:
+    """Some interfaces refuse a schema whose enum says no type, in input and output alike."""
+
+    def enums(schema: Any) -> list[Any]:
+        if isinstance(schema, list):
+            return [found for each in schema for found in enums(each)]
+        if not isinstance(schema, dict):
+            return []
+        return [schema] * ("enum" in schema) + [found for each in schema.values() for found in enums(each)]
+
+    async with open_tools(profiles=("code",)) as tools:
+        found = enums(await tools.schemas("mcp"))
+        assert len(found) > 5 and all(each.get("type") == "string" for each in found), found
+
+
 async def test_guidance_names_what_of_the_machine_can_be_changed(tmp_path: Path) -> None:
     """It follows from the box's effective spec, and is true before there is a box, too (B6, lesson 50)."""
     never = "Nothing you do in it reaches the machine"
@@ -190,7 +243,7 @@ async def test_guidance_names_what_of_the_machine_can_be_changed(tmp_path: Path)
     profile = {"at-home": {"workspace": {"source": str(project), "mode": "ro"}}}
     config = {"mount_roots": (str(tmp_path),), "profiles": profile, "profile": "at-home"}
     async with open_tools(config=config) as tools:
-        assert never not in await tools.guidance(), "what the profile adds is not known yet"
+        assert f"/workspace shows {project}" in await tools.guidance(), "what the profile adds is known before"
         await done(tools, "exec", command="true")
         text = await tools.guidance()
         assert f"/workspace shows {project}" in text and "/workspace is read-only: write to /tmp" in text

@@ -8,6 +8,7 @@ from hutch.api.code import Kernels
 from hutch.api.files import Files
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.code import CodeResult
+from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback
 from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
@@ -95,6 +96,57 @@ class Box(Protocol):
 
     async def forget(self, job_id: str) -> None:
         """Drop an ended job and its output. Raises: Conflict if it still runs."""
+
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> Checkpoint:
+        """Freeze the box's files as a state to go back to; `Checkpoint.way` says what that cost.
+
+        `kill` ends the box's processes first, so that nothing has to be copied. Raises: Unsupported if its provider
+        cannot; Conflict if the name is taken or the box is paused; QuotaExceeded past `checkpoints_max`.
+        """
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """List the checkpoints, oldest first."""
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        """Forget a checkpoint, by its id or name, and free what only it needs. Raises: NotFound."""
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> Rollback:
+        """Give the box the files of a checkpoint, by its id or name; checkpoints stay.
+
+        Raises: NotFound; Conflict while processes run, unless `kill` ends them.
+        """
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> Rollback:
+        """Undo the last commands of a box with `auto_checkpoint = exec`. Raises: Conflict if there are not so many."""
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> Diff:
+        """List what differs between two checkpoints: by default from the newest to the present state.
+
+        `text` adds a unified diff of each text file. Raises: NotFound.
+        """
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
+    ) -> "tuple[Box, ...]":  # fmt: skip
+        """Make boxes that begin with this one's files, or those of a checkpoint, and share them until they change.
+
+        All of them or none. Raises: NotFound; QuotaExceeded; Unsupported, also for `kernel`: processes are not forked.
+        """
+
+    async def merge(self, fork: str) -> Merge:
+        """Bring what a fork changed since it was made into this box, all or nothing.
+
+        Raises: Conflict if both have changed something (`details["conflicts"]`), or while processes run.
+        """
+
+    async def attempt(
+        self, command: Shell | Argv, *, check: Shell | Argv | None = None, cwd: str | None = None,
+        env: dict[str, str] | None = None, timeout: float | None = None, user: str | None = None, kill: bool = False,
+    ) -> Attempt:  # fmt: skip
+        """Run a command, then `check`; if either fails, what they changed is undone and their processes are ended.
+
+        Raises: as `exec`; Conflict while other processes run, unless `kill` ends them.
+        """
 
     async def connect(self, port: int) -> "PortConnection":
         """Connect to a TCP port inside the box, whatever its network. Raises: PortClosed if nothing listens there."""

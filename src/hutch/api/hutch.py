@@ -11,6 +11,7 @@ from hutch.api.skills import Skills
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.metrics import Metrics
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 
 CreatedHook = Callable[[Box], Awaitable[None]]
@@ -45,6 +46,12 @@ class Hutch(Protocol):
         soon as the box is on record, in state `creating`; `Box.ready` waits for the rest.
 
         Raises: Invalid for a wrong spec; Refused by policy; QuotaExceeded; Unsupported or EngineError of the engine.
+        """
+
+    async def plan(self, /, **spec: Any) -> EffectiveSpec:
+        """Return the spec that a box would have: limits, network, mounts, and what policy would change.
+
+        Nothing is created and no image is fetched, so what an image says itself is not in it. Raises: as `create`.
         """
 
     def box_for(

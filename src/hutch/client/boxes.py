@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hutch.client import transfer
 from hutch.client.code import RemoteKernels
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
-from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
+from hutch.client.jobs import RemoteJob, RemoteStream, WireAttempt, WireResult, start_job
 from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.code import CodeResult
+from hutch.model.layers import Attempt, Checkpoint, Diff, Forks, Merge, Rollback, no_live_fork
 from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
@@ -22,6 +23,8 @@ from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.client.ports import RemoteConnection
+
+T = TypeVar("T")
 FIRST_READY_PAUSE = 0.02
 LONGEST_READY_PAUSE = 0.5
 """Seconds between questions whether a box has been created."""
@@ -108,6 +111,54 @@ class RemoteBox:
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
         await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
+
+    # --- states of its files --------------------------------------------------------------------------------
+
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> Checkpoint:
+        return await self._once(Checkpoint, "checkpoints", {"name": name, "kill": kill})
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        return await self._handle.ask(tuple[Checkpoint, ...], "GET", "/checkpoints", part="checkpoints")
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        self._handle.refuse_if_observing("delete a checkpoint")
+        path = f"/checkpoints/{checked_name(checkpoint, 'checkpoint')}"
+        await self._handle.ask(type(None), "DELETE", path, repeat=Repeat.UNSENT)
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> Rollback:
+        return await self._once(Rollback, "rollback", {"checkpoint": checkpoint, "kill": kill})
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> Rollback:
+        return await self._once(Rollback, "undo", {"steps": steps, "kill": kill})
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> Diff:
+        return await self._handle.ask(Diff, "GET", "/diff", start=start, end=end, text=text)
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
+    ) -> "tuple[RemoteBox, ...]":  # fmt: skip
+        if kernel:
+            raise no_live_fork()
+        made = await self._once(Forks, "fork", {"count": count, "checkpoint": checkpoint})
+        return tuple(RemoteBox(self._handle.server, self._handle.session, info) for info in made.boxes)
+
+    async def merge(self, fork: str) -> Merge:
+        return await self._once(Merge, "merge", {"fork": fork})
+
+    async def attempt(
+        self, command: str | Sequence[str], *, check: str | Sequence[str] | None = None, cwd: str | None = None,
+        env: dict[str, str] | None = None, timeout: float | None = None, user: str | None = None, kill: bool = False,
+    ) -> Attempt:  # fmt: skip
+        body = _command(command, cwd, env, timeout, user) | {"kill": kill}
+        if check is not None:
+            body["check"] = checked_command(check)
+        return (await self._once(WireAttempt, "attempt", body)).attempt()
+
+    async def _once(self, kind: type[T], op: str, body: dict[str, Any]) -> T:
+        """Ask for a change that must not happen twice."""
+        self._handle.refuse_if_observing(op)
+        data, _ = await self._handle.run_once(f"/{op}", body)
+        return decode_answer(data, kind)
 
     # --- ports ----------------------------------------------------------------------------------------------
 

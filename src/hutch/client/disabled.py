@@ -47,6 +47,9 @@ class OffHutch:
     ) -> AbstractAsyncContextManager[Any]:
         self._refuse("box_for")
 
+    async def plan(self, **spec: Any) -> NoReturn:
+        self._refuse("plan")
+
     async def import_box(self, file: str | Path, **changes: Any) -> NoReturn:
         self._refuse("import")
 

@@ -11,6 +11,7 @@ from hutch.client.handle import Handle
 from hutch.client.http import ConnectionBroken, Response
 from hutch.client.requests import BYTES, Repeat, decode_answer
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
+from hutch.model.layers import Attempt, Diff
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
 
 FRAME = struct.Struct(">BI")
@@ -136,6 +137,18 @@ class WireResult(msgspec.Struct, frozen=True, kw_only=True):
             stderr_truncated=self.stderr_truncated, lingering=self.lingering, verdict=self.verdict, usage=self.usage,
             notes=(*notes, *self.notes),
         )  # fmt: skip
+
+
+class WireAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt as the server sends it."""
+
+    result: WireResult
+    kept: bool
+    diff: Diff
+    checkpoint: str
+
+    def attempt(self) -> Attempt:
+        return Attempt(result=self.result.result(), kept=self.kept, diff=self.diff, checkpoint=self.checkpoint)
 
 
 class RemoteStream:

@@ -23,6 +23,7 @@ from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
+from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
@@ -224,6 +225,10 @@ class RemoteHutch:
 
     def _found(self, found: FoundBox) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes, grant=found.grant)
+
+    async def plan(self, **spec: Any) -> EffectiveSpec:
+        found: EffectiveSpec = await self._ask(EffectiveSpec, "POST", "/v1/plan", body=_plain_spec(spec))
+        return found
 
     async def import_box(
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,

@@ -76,8 +76,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     langbot_shared_roots: tuple[str, ...] = ()
     """Directories that this machine shares with LangBot, such as its data directory: whoever has a key may show what
     lies below them in a box of LangBot's. Without one, each LangBot workspace gets a volume of its own."""
-    langbot_profile: str = ""
-    """The profile of LangBot's boxes; by default `network_extended` where the key may use it."""
+    bots_profile: str = ""
+    """The profile of the boxes of LangBot and AstrBot; by default `network_extended` where the key may use it."""
 
     def check(self, origin: str) -> None:
         """Raise ConfigError, which names `origin`, for a wrong value."""
@@ -86,6 +86,10 @@ class ServerTable(Record, frozen=True, kw_only=True):
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError(
                 f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
+            )
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{origin}: server.advertise = {self.advertise!r} is no URL", details={"field": "server.advertise"}
             )
         if self.pulls not in ("admin", "user"):
             raise ConfigError(f"{origin}: server.pulls is neither admin nor user", details={"field": "server.pulls"})

@@ -57,6 +57,8 @@ class Written(Record, frozen=True, kw_only=True):
     receipts: str | None = None
     receipts_days: float | None = None
     receipts_rows: int | None = None
+    checkpoints_max: int | None = None
+    checkpoints_days: float | None = None
     log_level: str | None = None
     log_format: str | None = None
     server_url: str | None = None
@@ -127,6 +129,10 @@ class Config(Record, frozen=True, kw_only=True):
     """Days that the receipts of a destroyed box are kept."""
     receipts_rows: int = 1_000_000
     """Most receipts of each owner; past that, those of the boxes that ended first are removed."""
+    checkpoints_max: int = 64
+    """Most checkpoints of a box. Past that, the oldest automatic ones go; of others no more can be made."""
+    checkpoints_days: float = 0.0
+    """Days that a checkpoint is kept; 0 means as long as its box."""
     log_level: str = "warning"
     """debug, info, warning, error or off."""
     log_format: str = "text"
@@ -288,6 +294,8 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("receipts", "is none of on, strict, off")
         if self.receipts_days <= 0 or self.receipts_rows <= 0:
             raise self._wrong("receipts_days" if self.receipts_days <= 0 else "receipts_rows", "is not above 0")
+        if self.checkpoints_max < 1 or self.checkpoints_days < 0:
+            raise self._wrong("checkpoints_max" if self.checkpoints_max < 1 else "checkpoints_days", "is too small")
         self.server.check(self.origin("server"))
         self.images.check(self.origin("images"))
         self.mcp.check(self.origin("mcp"))

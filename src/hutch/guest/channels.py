@@ -7,8 +7,10 @@ now or later, with `channel.reply` or `channel.fail`, and may set the channel's 
 from __future__ import annotations
 
 import os
+from array import array
 from collections import deque
 from collections.abc import Callable
+from socket import SCM_RIGHTS, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest.loop import READ, WRITE
@@ -53,11 +55,14 @@ _received_view = memoryview(_received)
 class Channel:
     """One request, its state, and its answer."""
 
-    __slots__ = ("_connection", "_granted", "credit", "number", "on_cancel", "on_data", "on_end", "on_writable", "open")
+    __slots__ = (
+        "_connection", "_granted", "credit", "number", "on_cancel", "on_data", "on_end", "on_writable", "op", "open",
+    )  # fmt: skip
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Connection, number: int, op: str = "") -> None:
         self._connection = connection
         self._granted = WINDOW
+        self.op = op
         self.number = number
         self.credit = WINDOW
         self.open = True
@@ -106,6 +111,17 @@ class Channel:
         """Answer and close the channel; `before` holds complete frames that go out in the same write."""
         payload = encode(fields or {})
         self._finish(before + HEADER.pack(len(payload), REPLY, self.number) + payload)
+
+    def hand_over(self, fields: Fields, descriptors: list[int]) -> int:
+        """Answer with descriptors beside the frame; return the connection's descriptor, which this call has waited for.
+
+        Only the host's own entry into the box asks for this, on a connection with nothing else on its way.
+        """
+        self.open = False
+        self._connection.channels.pop(self.number, None)
+        payload = encode(fields)
+        self._connection.send_descriptors(HEADER.pack(len(payload), REPLY, self.number) + payload, descriptors)
+        return self._connection.descriptor
 
     def fail(self, failure: Failure) -> None:
         self._finish(frame(ERROR, self.number, encode(failure.to_wire())))
@@ -189,6 +205,15 @@ class Connection:
         self.backlog += len(rest)
         if self.backlog - len(rest) <= MAX_BACKLOG < self.backlog:
             self._update_events()
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
+    def send_descriptors(self, data: bytes, descriptors: list[int]) -> None:
+        """Send a frame with descriptors (unix(7)). It fits the socket's buffer, because nothing was sent before."""
+        with socket(fileno=os.dup(self._fd)) as sock:
+            sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, array("i", descriptors))] if descriptors else [])
 
     def _update_events(self) -> None:
         """Tell epoll which events this connection waits for."""
@@ -313,7 +338,7 @@ class Connection:
             name = fields["op"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ProtocolError("a request that is not a JSON object with an op") from error
-        channel = Channel(self, number)
+        channel = Channel(self, number, name if isinstance(name, str) else "")
         if len(self.channels) >= MAX_CHANNELS:
             channel.fail(Failure("quota", f"{MAX_CHANNELS} requests are open on this connection"))
             return

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -15,11 +16,17 @@ from hutch.guest.files import driver
 from hutch.guest.files.paths import AT_FDCWD, open_at
 from hutch.guest.jobs import Jobs
 from hutch.guest.loop import READ, Loop, Timer
+from hutch.guest.operations import Failure
 from hutch.guest.output import Spill
 from hutch.guest.processes import Strays, newest_pid, processes
 from hutch.guest.protocol import VERSION
 
 ACCEPT_RETRY_SECONDS = 0.2
+HOLD_SECONDS = 120
+"""How long a guest stands still at most, if the process that switches the box's files hangs."""
+MAX_BUSY_SHOWN = 20
+_HARMLESS = ("files.watch", "read", "follow", "wait", "hold")
+"""Operations that hold no file of the box open, or may be ended when its files are switched."""
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 _CLOSE_RANGE = 436  # close_range(2) has the same number on every architecture
 _CLOSE_RANGE_CLOEXEC = 4  # since Linux 5.11
@@ -240,6 +247,38 @@ class Guest:
         system = ended.children_system + sum(process.system_ticks for process in live) / tick
         channel.reply({"cpu_user_sec": user, "cpu_system_sec": system})
 
+    def hold(self, channel: Channel, fields: Fields) -> None:
+        """Stand still while the host switches the box's files, until it closes this connection.
+
+        The answer says what still works in the box; then the guest does not stand still. `guests` are the pids of the
+        box's other guests. On request, the answer carries this box's user and mount namespaces: only the guest itself
+        may open them, because it is not dumpable.
+        """
+        self.jobs.reap()
+        others = [other for each in self._connections for other in each.channels.values() if other is not channel]
+        busy = [other.op for other in others if other.op not in _HARMLESS]
+        if self.context.is_init:
+            guests = fields.get("guests", ())
+            busy += [f"process {process.pid}" for process in processes() if process.pid not in guests]
+        names = ("user", "mnt") if fields.get("namespaces") else ()
+        namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+        try:
+            descriptor = channel.hand_over({"busy": busy[:MAX_BUSY_SHOWN], "count": len(busy)}, namespaces)
+        finally:
+            for fd in namespaces:
+                os.close(fd)
+        if busy or not fields.get("wait"):
+            return
+        for other in others:
+            if other.op == "files.watch":  # inotify would go on watching the old view, where nothing changes any more
+                stop = other.on_cancel
+                other.fail(Failure("conflict", "the box's files were switched", remedy="watch again", switched=True))
+                if stop is not None:
+                    stop()
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll(HOLD_SECONDS * 1000)
+
     def _end(self) -> None:
         """End the box: when PID 1 exits, the kernel kills every process of its pid namespace."""
         self.jobs.kill_all(self.context.is_init)
@@ -257,6 +296,7 @@ _OPERATIONS: dict[str, Operation] = {
     "space": Guest.space,
     "view": Guest.view,
     "usage": Guest.usage,
+    "hold": Guest.hold,
     **job_operations.OPERATIONS,
     **ports.OPERATIONS,
     **driver.CHANNEL_OPERATIONS,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
     from hutch.keeper.skills.skills import LocalSkills
     from hutch.model.metrics import Metrics
+    from hutch.model.spec import EffectiveSpec
     from hutch.model.status import Status
 
 
@@ -87,6 +88,11 @@ class Hutch:
             record = await self._keeper.creations.begin(asked, session=self.session, owner=LOCAL_OWNER, key=key)
             live = await self._keeper.live(record.id)
         return BoxHandle(self._keeper, live, self.session)
+
+    async def plan(self, **spec: Any) -> "EffectiveSpec":
+        """Return the spec that a box would have, without creating one."""
+        await self._start()
+        return await self._keeper.engines.plan(spec_from_arguments(**spec))
 
     @asynccontextmanager
     async def box_for(

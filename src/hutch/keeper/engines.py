@@ -231,6 +231,18 @@ class Engines:
 
         return await self._first_of_chain(spec, passed, attempt, Breaker.try_engine)
 
+    async def plan(self, spec: Spec) -> EffectiveSpec:
+        """Return the spec that a box of this caller would have. It fetches no image and uses up no breaker's trial."""
+        config, passed = self._config, dict[str, str]()
+        spec = rights.admitted(spec, rights.current(), config.profile, config.profiles)
+        profile = config.resolve_profile(spec.profile)
+
+        async def attempt(name: str) -> EffectiveSpec:
+            answer = self._effective(name, spec, profile, await self.current_capabilities(name), passed)
+            return rights.within(answer, profile, rights.current())
+
+        return (await self._first_of_chain(spec, passed, attempt, Breaker.open_reason)).shown()
+
     async def _check_pull(
         self, provider: Provider, image: str, profile: Profile, capabilities: Capabilities
     ) -> None:  # fmt: skip

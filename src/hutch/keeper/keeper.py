@@ -49,6 +49,7 @@ from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
     from hutch.keeper.access.ports import Ports, PreviewIssuer
+    from hutch.keeper.boxes.layers import LayerKeeper
     from hutch.keeper.receipts.ledger import Ledger
 
 LeaseFields = Callable[[BoxRecord, str, float, float], dict[str, object]]
@@ -127,10 +128,7 @@ class Keeper:
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
         self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
-        self.teardown.destroyed_hooks += [
-            self.skill_mounts.on_destroyed,
-            lambda record: self.hooks.finish(record.id),
-        ]
+        self.teardown.destroyed_hooks += [self.skill_mounts.on_destroyed, lambda record: self.hooks.finish(record.id)]
         self.teardown.on_destroyed += [
             self.pool.forget,
             lambda _: self.capacity.notify_freed(),
@@ -141,6 +139,12 @@ class Keeper:
         self.previews: PreviewIssuer | None = None
         """Makes addresses for ports; set by the server that serves them."""
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
+
+    @cached_property
+    def layers(self) -> "LayerKeeper":
+        from hutch.keeper.boxes.layers import LayerKeeper  # Few boxes have checkpoints.
+
+        return LayerKeeper(self)
 
     @cached_property
     def ports(self) -> "Ports":
@@ -327,9 +331,9 @@ class Keeper:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
             await lookup.check_name_free(self.store, spec.name, owner)
-        live = await self.pool_claims.claim(spec, self._lease(session), owner, key)
+        live = await self.pool_claims.claim(spec, self.new_lease(session), owner, key)
         if live is None:
-            live = await self.creator.create(spec, self._lease(session), owner, key)
+            live = await self.creator.create(spec, self.new_lease(session), owner, key)
         try:
             await self.skill_mounts.ensure_shown(live)
             await self.hooks.run_created(live)
@@ -339,7 +343,7 @@ class Keeper:
         self._clocks.start()
         return live
 
-    def _lease(self, session: str) -> Lease:
+    def new_lease(self, session: str) -> Lease:
         return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
 
     # --- finding --------------------------------------------------------------------------------------------

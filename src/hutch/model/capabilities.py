@@ -58,6 +58,8 @@ class Capabilities(Record, frozen=True, kw_only=True):
     """Kinds of image references accepted: host, dir, tar, oci."""
     default_image: str = "host"
     """The image of a box for which none is named; empty if one must be named."""
+    layers: bool = False
+    """Whether the files of its boxes can be frozen, rolled back, compared, forked and merged."""
     mounts: bool = False
     ports: bool = False
     memory_mb: int = 0

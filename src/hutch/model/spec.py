@@ -26,6 +26,12 @@ class Retention(StrEnum):
     PERSISTENT = "persistent"
 
 
+class AutoCheckpoint(StrEnum):
+    OFF = "off"
+    EXEC = "exec"
+    """A checkpoint before each command, to which `Box.undo` goes back."""
+
+
 class TtlAction(StrEnum):
     """What becomes of a box whose time to live is over."""
 
@@ -111,6 +117,8 @@ class Spec(Record, frozen=True, kw_only=True):
     name: str | None = None
     skills: str | None = None
     """Which skills it shows: "all" of its owner, "none", or the name of a group."""
+    auto_checkpoint: AutoCheckpoint | None = None
+    """Whether each command is a step that can be undone."""
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -151,6 +159,7 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     name: str
     min_isolation: Isolation = Isolation.NAMESPACES
     skills: str = "all"
+    auto_checkpoint: AutoCheckpoint = AutoCheckpoint.OFF
     ttl_action: TtlAction = TtlAction.DESTROY
     adjustments: tuple[Adjustment, ...] = ()
 

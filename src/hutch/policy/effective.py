@@ -17,6 +17,7 @@ from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import (
     Adjustment,
+    AutoCheckpoint,
     EffectiveSpec,
     Mount,
     MountMode,
@@ -90,6 +91,7 @@ def effective(
         ports=choices.choose("ports", spec.ports or None, profile.ports),
         name=spec.name or "",
         skills=spec.skills or "all",
+        auto_checkpoint=spec.auto_checkpoint or AutoCheckpoint.OFF,
         min_isolation=profile.min_isolation,
     )
     _check_values(answer, spec)

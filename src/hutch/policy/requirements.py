@@ -7,7 +7,7 @@ Other names (`cgroups`, `landlock`) name stronger means that the machine does no
 
 from hutch.errors import Refused, Unsupported
 from hutch.model.capabilities import Capabilities, Missing
-from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Retention
+from hutch.model.spec import AutoCheckpoint, EffectiveSpec, MountMode, NetworkMode, Retention
 from hutch.policy import values
 
 
@@ -34,6 +34,8 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "mounts", "mounts of the host's files", "mounts")
     if spec.ports and not capabilities.ports:
         raise _unsupported(capabilities, "ports", "ports", "ports")
+    if spec.auto_checkpoint is not AutoCheckpoint.OFF and not capabilities.layers:
+        raise _unsupported(capabilities, "auto_checkpoint", "checkpoints", "layers")
     _check_user(spec.user, capabilities)
 
 

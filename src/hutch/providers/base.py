@@ -23,6 +23,7 @@ from hutch.model.spec import CheckedMount, EffectiveSpec, Order
 if TYPE_CHECKING:
     from hutch.api import Files
     from hutch.model.ports import PortInfo
+    from hutch.providers.layers import Layers
 
 CONTRACT = 1
 
@@ -262,6 +263,19 @@ class Instance(ABC):
         """
         raise Unsupported("this engine mounts nothing in a box that lives", op="show", remedy="make a new box")
 
+    @property
+    def layers(self) -> "Layers":
+        """The states of the box's files: freezing, going back, comparing.
+
+        Raises:
+            Unsupported: The capabilities say so.
+        """
+        raise Unsupported(
+            f"provider {self.record.provider} cannot freeze the files of a box",
+            op="checkpoint",
+            remedy="use the native provider, Docker or Podman; or copy the files out and in",
+        )
+
     async def work_alone(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
         """Let a running job keep the box from its dead-man's clock, because the keeper leaves it on purpose."""
 
@@ -353,6 +367,16 @@ class Provider(ABC):
             QuotaExceeded: The machine is full.
             EngineError: The engine failed; the details name the step.
         """
+
+    async def fork(self, order: Order, planned: InstanceRecord, source: Instance, state: str) -> tuple[Instance, str]:
+        """Return a new box that begins with a state of another one's files, and the name of that state in the new box.
+
+        Raises:
+            Unsupported: The capabilities say so.
+            NotFound: The state is gone.
+            QuotaExceeded, EngineError: As for `create`; nothing remains.
+        """
+        raise Unsupported(f"provider {self.name} cannot fork a box", op="fork", remedy="export it and import it twice")
 
     @abstractmethod
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> Instance:

@@ -72,7 +72,8 @@ class Authenticator:
         self._key_buckets: dict[str, TokenBucket] = {}
         self._address_buckets: dict[str, TokenBucket] = {}
         own = frozenset() if table.host in _WILDCARDS else frozenset({table.host.lower()})
-        self._hosts = _LOCAL_NAMES | own | {host.lower() for host in table.hosts}
+        advertised = {_host_name(urlsplit(table.advertise).netloc)} if table.advertise else set()
+        self._hosts = _LOCAL_NAMES | own | advertised | {host.lower() for host in table.hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
 
     def check_origin(self, headers: Mapping[str, str], scheme: str) -> None:

@@ -45,7 +45,15 @@ class Doors:
 
 def open_doors(service: Service, auth: Authenticator) -> Doors:
     """Return the doors that this server opens beside its own API."""
+    from hutch.server.bay.door import BayDoor
+    from hutch.server.bay.shipyard import ShipyardDoor
     from hutch.server.e2b.door import E2BDoor
     from hutch.server.langbot.door import LangBotDoor
 
-    return Doors((PreviewDoor(service, auth, service.previews), E2BDoor(service, auth), LangBotDoor(service, auth)))
+    return Doors([
+        E2BDoor(service, auth),
+        PreviewDoor(service, auth, service.previews),
+        LangBotDoor(service, auth),
+        BayDoor(service, auth),
+        ShipyardDoor(service, auth),
+    ])  # fmt: skip

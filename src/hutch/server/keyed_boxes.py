@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from hutch.config import Config
 from hutch.errors import Gone
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
@@ -11,9 +12,12 @@ from hutch.model.boxes import EventCause
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
+from hutch.policy import rights
 from hutch.server.access import hold
 from hutch.server.auth import Caller
 
+WIDEST = "network_extended"
+"""The profile of bots by default: their own settings ask for less where they want less."""
 MAX_KNOWN = 4096
 """Ids that are remembered; any other is looked up in the store."""
 
@@ -71,3 +75,14 @@ class KeyedBoxes:
         if len(self._ids) >= MAX_KNOWN:
             del self._ids[next(iter(self._ids))]
         self._ids[owner, key] = live.record.id
+
+
+def bots_profile(config: Config) -> str | None:
+    """Return the profile of the boxes of LangBot and AstrBot, which bounds what they ask for.
+
+    A caller who may not use the widest built-in one gets the caller's own default.
+    """
+    if config.server.bots_profile:
+        return config.server.bots_profile
+    allowed = rights.current().profiles
+    return WIDEST if allowed is None or WIDEST in allowed else None

@@ -26,6 +26,7 @@ from hutch.server.http.headers import BOX_HEADERS, COMMON_HEADERS, REQUEST_HEADE
 from hutch.server.request import BYTES, JSON
 from hutch.server.routes import ROUTES, May, Route
 from hutch.server.wire import Error
+from hutch.tools.schemas import typed_enum
 
 Json = dict[str, Any]
 
@@ -34,6 +35,7 @@ _TEXT = "text/plain"
 _PATH_VARIABLES = {
     "box": ("The id of a box.", "^[a-z0-9]{20}$"),
     "job": ("The id of a job of this box.", "^[a-zA-Z0-9_-]{1,64}$"),
+    "checkpoint": ("The id or name of a checkpoint of this box.", f"^{NAME.pattern}$"),
     "port": ("A TCP port inside the box.", "^[1-9][0-9]{0,4}$"),
     "preview": ("The id of a preview of this box.", "^p[0-9a-f]{16}$"),
     "operation": ("The name given in Hutch-Operation.", "^[a-zA-Z0-9]{1,64}$"),
@@ -113,7 +115,8 @@ class Schemas:
     def __init__(self, kinds: Iterable[type]) -> None:
         self._kinds = list(dict.fromkeys(kinds))
         found, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF)
-        self._of = dict(zip(self._kinds, found, strict=True))
+        self.components = {name: _with_enum_types(each) for name, each in self.components.items()}
+        self._of = {kind: _with_enum_types(each) for kind, each in zip(self._kinds, found, strict=True)}
         for kind in _all_records(self._kinds):
             properties = self.components.get(kind.__name__, {}).get("properties", {})
             for name, note in field_docs(kind).items():
@@ -130,6 +133,15 @@ class Schemas:
         schema = self.components[kind.__name__]
         for name, each in schema["properties"].items():
             yield name, each, name in schema.get("required", ())
+
+
+def _with_enum_types(schema: Any) -> Any:
+    """Give every enum of texts its type, which msgspec leaves out."""
+    if isinstance(schema, list):
+        return [_with_enum_types(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return typed_enum({name: _with_enum_types(each) for name, each in schema.items()})
 
 
 def codes_of(route: Route) -> frozenset[str]:

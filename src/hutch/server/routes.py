@@ -15,12 +15,14 @@ from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
+from hutch.model.layers import Checkpoint, Diff, Forks, Merge, Rollback
 from hutch.model.mcp import McpServerInfo
 from hutch.model.metrics import Metrics
 from hutch.model.ports import Preview
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 from hutch.server.auth import Caller
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
@@ -34,6 +36,7 @@ from hutch.server.handlers import (
     files,
     images,
     jobs,
+    layers,
     mcp_servers,
     ports,
     questions,
@@ -217,11 +220,27 @@ ROUTES = (
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
+    Route("POST", "/v1/plan", boxes.plan, May.READ, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
     Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
           fails=(*BOX_ERRORS, *FILE_ERRORS)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
+    Route("GET", f"{_BOX}/checkpoints", layers.list_checkpoints, May.READ, layers.CheckpointList),
+    Route("POST", f"{_BOX}/checkpoints", layers.create, May.CHANGE, Checkpoint, long=True, status=(201,),
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("DELETE", f"{_BOX}/checkpoints/{{checkpoint}}", layers.delete, May.CHANGE),
+    Route("POST", f"{_BOX}/rollback", layers.rollback, May.CHANGE, Rollback, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/undo", layers.undo, May.CHANGE, Rollback, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("GET", f"{_BOX}/diff", layers.diff, May.CHANGE, Diff, long=True),
+    Route("POST", f"{_BOX}/fork", layers.fork, May.CHANGE, Forks, long=True, status=(201,),
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/merge", layers.merge, May.CHANGE, Merge, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
+    Route("POST", f"{_BOX}/attempt", layers.attempt, May.CHANGE, layers.AttemptView, long=True,
+          headers=("Hutch-Operation", "Hutch-Again")),
     Route("POST", f"{_BOX}/created", boxes.mark_created, May.CHANGE, BoxInfo),
     Route("POST", f"{_BOX}/scope", boxes.move, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=FILE_ERRORS),

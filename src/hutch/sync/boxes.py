@@ -166,6 +166,19 @@ class Box:
     jobs = blocking(api.Box.jobs)
     job = wrapping(Job, api.Box.job)
     forget = blocking(api.Box.forget)
+    checkpoint = blocking(api.Box.checkpoint)
+    checkpoints = blocking(api.Box.checkpoints)
+    delete_checkpoint = blocking(api.Box.delete_checkpoint)
+    rollback = blocking(api.Box.rollback)
+    undo = blocking(api.Box.undo)
+    diff = blocking(api.Box.diff)
+
+    def fork(self, count: int = 1, *, checkpoint: str = "", kernel: bool = False) -> "tuple[Box, ...]":
+        made = self._portal.run(self._inner.fork(count, checkpoint=checkpoint, kernel=kernel))
+        return tuple(Box(self._portal, fork) for fork in made)
+
+    merge = blocking(api.Box.merge)
+    attempt = blocking(api.Box.attempt)
     connect = wrapping(PortConnection, api.Box.connect)
     ports = blocking(api.Box.ports)
     url = blocking(api.Box.url)

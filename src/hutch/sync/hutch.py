@@ -76,6 +76,7 @@ class Hutch:
             self._portal.run(_leave(found))
 
     create = wrapping(Box, api.Hutch.create)
+    plan = blocking(api.Hutch.plan)
     import_box = wrapping(Box, api.Hutch.import_box)
     attach = wrapping(Box, api.Hutch.attach)
     observe = wrapping(Box, api.Hutch.observe)

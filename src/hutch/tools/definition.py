@@ -41,6 +41,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """The tool changes nothing, so clients may call it without asking anybody."""
     action: str = ""
     """The field that chooses what a grouped tool does."""
+    actions: dict[str, str] = msgspec.field(default_factory=dict)
+    """What each action of a grouped tool does, for its schema and for the guidance."""
     answers: type | None = None
     """Type of its structured content (`hutch.tools.builtin.answers`), or None if it is not declared."""
     settles: bool = False
@@ -55,6 +57,7 @@ def tool(
     answers: type | None = None,
     read_only: bool = False,
     action: str = "",
+    actions: dict[str, str] | None = None,
     settles: bool = False,
 ) -> Callable[[Callable[["Call", A], Awaitable[ToolResult]]], Tool]:
     """Turn a function into a tool. The function's docstring becomes the description that the model sees."""
@@ -63,7 +66,7 @@ def tool(
         described = " ".join((handler.__doc__ or "").split())
         return Tool(
             name=name, description=described, arguments=arguments, handler=handler, example=example,
-            read_only=read_only, action=action, answers=answers, settles=settles,
+            read_only=read_only, action=action, actions=actions or {}, answers=answers, settles=settles,
         )  # fmt: skip
 
     return decorate

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hutch.errors import HutchError
+from hutch.errors import HutchError, NotFound
 from hutch.model.arguments import spec_from_arguments
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Retention, Workspace
 from hutch.policy import permissions as rules
@@ -12,6 +12,7 @@ from hutch.tools.agents import Agent
 from hutch.tools.provider_tools import provider_prompt
 
 if TYPE_CHECKING:
+    from hutch.tools.definition import Tool
     from hutch.tools.toolbox import Tools
 
 _INTRODUCTION = """\
@@ -38,36 +39,47 @@ _RULES = (
 
 
 async def guidance(tools: "Tools", agent: Agent) -> str:
-    spec = await _spec(agent)
+    spec = await spec_of(agent)
+    shown = await tools.visible(agent)
     permissions = tools.permissions(agent.name)
     has = [rule for name, rule in _RULES if rules.on_tool(permissions, name).decision is not Decision.DENY]
     parts = ["\n- ".join((_introduction(agent, spec), *has))]
     if spec is not None:
-        parts.append(_limits(spec))
+        parts.append(_limits(spec, has_jobs=any(tool.name == "job" for tool in shown)))
+    parts.append(_tools(tools, agent, shown))
     if asked := _approval_rules(tools, agent):
         parts.append(asked)
     if skills := await _skills(tools, agent):
         parts.append(skills)
-    if provider := await _provider(tools, agent, spec):
+    if provider := await _provider(tools, agent):
         parts.append(provider)
     return "\n\n".join(parts)
 
 
-async def _spec(agent: Agent) -> EffectiveSpec | None:
-    """Return the spec of the current box, if there is one. Guidance never creates a box."""
+async def spec_of(agent: Agent) -> EffectiveSpec | None:
+    """Return the effective spec of the current box, or of the one that the next call would create.
+
+    It creates no box. None means that no box could be created now.
+    """
     if agent.current is not None:
         return agent.current.spec
     try:
         box_id = await agent.hutch.current()
-        return (await agent.hutch.find(box_id)).spec if box_id else None
+        if box_id:
+            return (await agent.hutch.find(box_id)).spec
+    except NotFound:
+        pass  # The box is gone, and the next call creates another.
+    try:
+        return await agent.hutch.plan(**agent.spec)
     except HutchError:
-        return None  # The box is gone. The first call creates another; guidance without limits is still right.
+        return None  # The call that needs the box reports why.
 
 
 def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
     """Say which directories of the machine the box shows: an agent must know which of its changes reach the user.
 
-    Before there is a box, only the requested mounts are known. Its profile may add more, so nothing is promised.
+    If no box could be created now, only the requested mounts are known. Its profile may add more, so nothing is
+    promised.
     """
     if spec is None:
         asked = spec_from_arguments(**agent.spec)
@@ -101,13 +113,31 @@ def _mount_sentence(place: Mount) -> str:
     return f"{place.target} shows {place.source} of the machine itself, read-only."
 
 
-def _limits(spec: EffectiveSpec) -> str:
+def _tools(tools: "Tools", agent: Agent, shown: "Sequence[Tool]") -> str:
+    """Name the tools that this agent has, and what the actions of the grouped ones do."""
+    lines = [f"Tools: {', '.join(tool.name for tool in shown)}. Those with actions:"]
+    for tool in shown:
+        if tool.actions:
+            hidden = tools.view(agent, tool).hidden
+            texts = "; ".join(f"{name}: {text}" for name, text in tool.actions.items() if name not in hidden)
+            lines.append(f"- {tool.name}: {texts}.")
+    return "\n".join(lines)
+
+
+def timeout_sentence(spec: EffectiveSpec) -> str:
+    """Say how long a command may run in the box, in words for a model."""
     limits = spec.limits
-    longest = f" (you may ask for up to {limits.max_timeout_sec:g} s)" if limits.max_timeout_sec else ""
+    longest = f", at most {limits.max_timeout_sec:g} s" if limits.max_timeout_sec else ""
+    return f"{limits.timeout_sec:g} s unless you give a timeout{longest}"
+
+
+def _limits(spec: EffectiveSpec, *, has_jobs: bool) -> str:
+    limits = spec.limits
+    longer = ' For longer work start a job: job(action="start"), which runs until it ends.' if has_jobs else ""
     lines = [
         f"This box: {limits.cpus:g} CPU, {limits.memory_mb} MB memory, {limits.disk_mb} MB disk, "
         f"{limits.pids} processes.",
-        f"A command may run {limits.timeout_sec:g} s{longest}.",
+        f"A command may run {timeout_sentence(spec)}.{longer}",
         {
             NetworkMode.OFF: "It has no network: nothing can be downloaded or installed from the internet.",
             NetworkMode.ON: "It has internet access; private networks and the host are not reachable.",
@@ -117,7 +147,9 @@ def _limits(spec: EffectiveSpec) -> str:
     if spec.read_only_root:
         places = ["/workspace"] if spec.workspace.mode is MountMode.RW else []
         places += ["/tmp", *(each.target for each in spec.mounts if each.mode is MountMode.RW)]
-        lines.append(f"Outside of {', '.join(places)} it is read-only.")
+        lines.append(f"You can write in {', '.join(places)}; everything else is read-only.")
+    else:
+        lines.append("The system is writable: what you install stays until the box ends.")
     if spec.retention is Retention.TEMPORARY:
         lines.append("The box is temporary: when it has not been used for long, it ends and its files are gone.")
     return " ".join(lines)
@@ -147,9 +179,11 @@ async def _skills(tools: "Tools", agent: Agent) -> str:
     return "Skills (use activate_skill before a task that one of them is for):\n" + "\n".join(lines)
 
 
-async def _provider(tools: "Tools", agent: Agent, spec: EffectiveSpec | None) -> str:
-    if spec is None:
+async def _provider(tools: "Tools", agent: Agent) -> str:
+    """Return the guidance of the provider whose box is current."""
+    name = await tools.provider_of(agent)
+    if not name:
         return ""
-    kit = tools.provider_tools.get(spec.provider)
-    known = () if kit is not None and kit.prompt else await agent.hutch.providers(spec.provider)
-    return provider_prompt(spec.provider, kit, known)
+    kit = tools.provider_tools.get(name)
+    known = () if kit is not None and kit.prompt else await agent.hutch.providers(name)
+    return provider_prompt(name, kit, known)

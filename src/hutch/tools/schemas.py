@@ -25,6 +25,10 @@ class View(NamedTuple):
     """Fields and actions that the agent may not use."""
     choices: Mapping[str, tuple[str, ...]] = {}
     """Fields that are restricted to these values."""
+    maxima: Mapping[str, float] = {}
+    """The largest values that the box allows in these fields."""
+    descriptions: Mapping[str, str] = {}
+    """Descriptions of fields that depend on the box."""
     extra_description: str = ""
     """Text that is added to the description for an agent that may use the described action."""
 
@@ -62,9 +66,15 @@ def parameters(tool: Tool, view: View) -> dict[str, Any]:
     properties = {name: field for name, field in whole["properties"].items() if name not in view.hidden}
     for field, values in view.choices.items():
         properties[field] = {**properties[field], "enum": list(values)}
+    for field, bound in view.maxima.items():
+        properties[field] = {**properties[field], "maximum": bound}
+    for field, text in view.descriptions.items():
+        properties[field] = {**properties[field], "description": text}
     if tool.action:
         choice = properties[tool.action]
-        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.hidden]}
+        shown = [each for each in choice["enum"] if each not in view.hidden]
+        texts = "; ".join(f"{each}: {tool.actions[each]}" for each in shown)
+        properties[tool.action] = {**choice, "enum": shown, "description": texts}
     return {**whole, "properties": properties}
 
 
@@ -101,9 +111,9 @@ def _inline_references(schema: Any, components: Mapping[str, Any]) -> Any:
         return schema
     if "$ref" in schema:
         return _inline_references(components[schema["$ref"]], components)
-    return {
-        key: _inline_references(value, components) for key, value in schema.items() if key not in ("title", "default")
-    }
+    return typed_enum(
+        {key: _inline_references(each, components) for key, each in schema.items() if key not in ("title", "default")}
+    )
 
 
 def _simplify(schema: Any, components: Mapping[str, Any]) -> Any:
@@ -120,4 +130,12 @@ def _simplify(schema: Any, components: Mapping[str, Any]) -> Any:
     if isinstance(plain.get("anyOf"), list):
         choices = [choice for choice in plain.pop("anyOf") if choice != {"type": "null"}]
         plain = {**choices[0], **plain} if len(choices) == 1 else {**plain, "anyOf": choices}
-    return plain
+    return typed_enum(plain)
+
+
+def typed_enum(schema: dict[str, Any]) -> dict[str, Any]:
+    """Give an enum of texts its type, which msgspec leaves out and some models' interfaces demand."""
+    values = schema.get("enum")
+    if "type" in schema or not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        return schema
+    return {"type": "string", **schema}

@@ -11,6 +11,7 @@ from hutch.api import Hutch, Skills
 from hutch.errors import Disabled, HutchError, NotFound
 from hutch.logs import log, operation
 from hutch.model.record import Record
+from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import AgentPermissions, Decision
@@ -30,7 +31,7 @@ from hutch.tools.builtin.write import edit_tool, write_tool
 from hutch.tools.call import Call, Progress
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
-from hutch.tools.guidance import guidance
+from hutch.tools.guidance import guidance, spec_of, timeout_sentence
 from hutch.tools.provider_tools import ProviderKit, installed_kits
 from hutch.tools.result import ToolResult, error_result, with_notes
 from hutch.tools.schemas import View, render_schemas
@@ -181,8 +182,9 @@ class Tools:
         who = self.agent(agent)
         if not (await self._engine_status()).available:
             return render_schemas(flavour, (), {})
-        tools = [tool for tool in await self._available_tools(who) if not self._denied(who, tool)]
-        return render_schemas(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
+        tools = await self.visible(who)
+        spec = await spec_of(who)
+        return render_schemas(flavour, tools, {tool.name: self.view(who, tool, spec) for tool in tools})
 
     async def status(self, *, agent: str | None = None) -> ToolsStatus:
         """Return which tools the agent has. It answers even if no engine works."""
@@ -210,6 +212,10 @@ class Tools:
         if not (await self._engine_status()).available:
             return ""
         return await guidance(self, self.agent(agent))
+
+    async def visible(self, who: Agent) -> tuple[Tool, ...]:
+        """Return the tools that the agent has and may use."""
+        return tuple(tool for tool in await self._available_tools(who) if not self._denied(who, tool))
 
     def permissions(self, agent: str) -> AgentPermissions:
         return rules.of(agent, self._permissions)
@@ -248,14 +254,19 @@ class Tools:
     def _denied(self, who: Agent, tool: Tool) -> bool:
         return rules.on_tool(self.permissions(who.name), tool.name).decision is Decision.DENY
 
-    def _view(self, who: Agent, tool: Tool) -> View:
-        """Hide what is denied. A profile can be chosen only if the application named some."""
+    def view(self, who: Agent, tool: Tool, spec: EffectiveSpec | None = None) -> View:
+        """Hide what is denied, and bound what the box bounds. A profile can be chosen only if the application named
+        some."""
         permissions = self.permissions(who.name)
         denied = {
             action.removeprefix(f"{tool.name}.")
             for action, decision in permissions.tools.items()
             if decision is Decision.DENY and action.startswith(f"{tool.name}.")
         }
+        if tool.name == "exec" and spec is not None:
+            longest = spec.limits.max_timeout_sec
+            text = f"Seconds until it is killed: {timeout_sentence(spec)}. For longer work use the tool job."
+            return View(frozenset(denied), {}, {"timeout": longest} if longest else {}, {"timeout": text})
         if tool.name != "box_lifecycle":
             return View(frozenset(denied))
         if permissions.takeover is Decision.DENY:
@@ -263,7 +274,7 @@ class Tools:
         more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_DESCRIPTION
         if not self.profiles:
             return View(frozenset(denied | {"profile"}), extra_description=more)
-        return View(frozenset(denied), {"profile": self.profiles}, more)
+        return View(frozenset(denied), {"profile": self.profiles}, extra_description=more)
 
     async def _engine_status(self, *, fresh: bool = False) -> Status:
         now = time.monotonic()

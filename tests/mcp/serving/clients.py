@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -84,16 +84,24 @@ def text(result: CallToolResult) -> str:
     return "".join(each.text for each in result.content if isinstance(each, TextContent))
 
 
+def facts_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a result in its JSON form, and the output that its text shows."""
+    assert "structuredContent" not in result or result["structuredContent"] is None, "the output would be sent twice"
+    said = "".join(each["text"] for each in result["content"] if each["type"] == "text")
+    output = said.partition("\n[exit code ")[0].partition("--- stderr ---")[0].removeprefix("(no output)").rstrip("\n")
+    stdout = f"{output}\n" if output else ""
+    return {**result["_meta"]["hutch/facts"], "stdout": stdout}
+
+
 def pictures(result: CallToolResult) -> list[ImageContent]:
     return [each for each in result.content if isinstance(each, ImageContent)]
 
 
 async def run(client: Client, command: str | Sequence[str], **more: Any) -> dict[str, Any]:
-    """The structured answer of a command that must have been run."""
+    """The facts and the output of a command that must have been run."""
     result = await client.call_tool("exec", {"command": command, **more})
     assert not result.is_error, text(result)
-    structured: dict[str, Any] = result.structured_content
-    return structured
+    return facts_of(result.model_dump(by_alias=True, mode="json"))
 
 
 async def eventually(found: Callable[[], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.mcp.serving.clients import HUTCH, environ
+from tests.mcp.serving.clients import HUTCH, environ, facts_of
 from tests.server.serving import TIMEOUT_SECONDS
 
 
@@ -63,8 +63,7 @@ class Raw:
 
     def run(self, command: str) -> dict[str, Any]:
         answer = self.ask("tools/call", name="exec", arguments={"command": command})
-        structured: dict[str, Any] = answer["result"]["structuredContent"]
-        return structured
+        return facts_of(answer["result"])
 
     def close(self) -> int:
         """End its standard input; the exit code."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hutch import Hutch
-from tests.mcp.serving.clients import ERAS, eventually, over_http, run, text
+from tests.mcp.serving.clients import ERAS, eventually, facts_of, over_http, run, text
 from tests.server.serving import Answer, Client, Server, serving
 
 INITIALIZE = {
@@ -197,21 +197,21 @@ def test_a_broken_stream_is_taken_up_again(server: Server) -> None:
         answer = json.loads(line[6:])
     finally:
         connection.close()
-    assert answer["id"] == 21 and answer["result"]["structuredContent"]["stdout"] == "whole answer\n"
+    assert answer["id"] == 21 and facts_of(answer["result"])["stdout"] == "whole answer\n"
 
 
 def test_deleting_a_session_ends_its_commands_and_leaves_its_box(server: Server) -> None:
     client = server.tcp(server.key("user", "leaver"))
     session = begin(client)
     (first,) = messages(post(client, call_of("touch there"), mcp_session_id=session))
-    box = first["result"]["structuredContent"]["box"]
+    box = facts_of(first["result"])["box"]
     connection, _ = client.open("POST", "/mcp", call_of("sleep 4242", 9), **TYPES, mcp_session_id=session)
     assert client.call("DELETE", "/mcp", mcp_session_id=session).status == 200
     connection.close()
     session = begin(client)
     count = "cat /proc/[0-9]*/comm | grep -c '^sleep$'; ls"
     (last,) = messages(post(client, call_of(count), mcp_session_id=session))
-    told = last["result"]["structuredContent"]
+    told = facts_of(last["result"])
     assert (told["box"], told["stdout"]) == (box, "0\nthere\n")
 
 
@@ -222,7 +222,7 @@ async def test_after_a_restart_the_client_finds_its_box() -> None:
         client = server.tcp(key)
         session = begin(client)
         (answer,) = messages(post(client, call_of("echo kept > file"), mcp_session_id=session))
-        box = answer["result"]["structuredContent"]["box"]
+        box = facts_of(answer["result"])["box"]
         listening, _ = client.open("GET", "/mcp", accept="text/event-stream", mcp_session_id=session)
         assert server.end() == 0
         listening.close()
@@ -231,7 +231,7 @@ async def test_after_a_restart_the_client_finds_its_box() -> None:
         assert post(client, LIST, mcp_session_id=session).status == 404
         session = begin(client)
         (answer,) = messages(post(client, call_of("cat file"), mcp_session_id=session))
-        told = answer["result"]["structuredContent"]
+        told = facts_of(answer["result"])
         assert (told["box"], told["stdout"]) == (box, "kept\n")
 
 
@@ -250,7 +250,7 @@ def test_a_busy_client_does_not_hold_up_the_end() -> None:
         session = begin(client)
         count = "cat /proc/[0-9]*/comm | grep -c '^sleep$' || true"
         (answer,) = messages(post(client, call_of(count), mcp_session_id=session))
-        assert answer["result"]["structuredContent"]["stdout"] == "0\n"
+        assert facts_of(answer["result"])["stdout"] == "0\n"
 
 
 async def test_a_new_skill_is_told_to_whoever_listens(server: Server, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.mcp.serving.clients import HUTCH, environ
+from tests.mcp.serving.clients import HUTCH, environ, facts_of
 from tests.server.serving import TIMEOUT_SECONDS, serving
 
 PACKAGE = Path(__file__).parent / "inspector" / "package.json"
@@ -64,7 +64,7 @@ def test_on_stdio(inspector: str, top: Path) -> None:
     tools = inspect(inspector, *place, "--method", "tools/list", env=environ(top))["tools"]
     assert {"exec", "read"} <= {tool["name"] for tool in tools}
     answer = inspect(inspector, *place, *CALL, env=environ(top))
-    assert answer["structuredContent"]["stdout"] == "42\n" and not answer.get("isError")
+    assert facts_of(answer)["stdout"] == "42\n" and not answer.get("isError")
 
 
 def test_over_http(inspector: str, top: Path) -> None:
@@ -75,4 +75,4 @@ def test_over_http(inspector: str, top: Path) -> None:
         tools = inspect(inspector, *place, "--method", "tools/list", env=dict(os.environ))["tools"]
         assert {"exec", "read"} <= {tool["name"] for tool in tools}
         answer = inspect(inspector, *place, *CALL, env=dict(os.environ))
-        assert answer["structuredContent"]["stdout"] == "42\n" and not answer.get("isError")
+        assert facts_of(answer)["stdout"] == "42\n" and not answer.get("isError")

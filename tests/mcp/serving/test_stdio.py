@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mcp import Client
-from tests.mcp.serving.clients import HUTCH, boxes, environ, hutch, run, stdio, text
+from tests.mcp.serving.clients import HUTCH, boxes, environ, facts_of, hutch, run, stdio, text
 from tests.mcp.serving.raw_client import Raw
 from tests.server.serving import TIMEOUT_SECONDS, serving
 
@@ -120,8 +120,8 @@ async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
         assert tools["exec"] is not None and tools["exec"].destructive_hint, "it can change the client's own files"
         told = client.instructions or ""
-        assert f"/workspace is {project} of the machine itself" in told and "reaches the machine" not in told, told
-        assert (await run(client, "cat secret.txt; echo new > made.txt"))["stdout"] == "here"
+        assert f"/workspace is {project} of the machine itself" in told and "Nothing you do" not in told, told
+        assert (await run(client, "cat secret.txt; echo new > made.txt"))["stdout"] == "here\n"
     assert (project / "made.txt").read_text() == "new\n"
     async with stdio(top, "--workspace", ".:ro", "--scope", "ro")("auto", cwd=project) as client:
         assert (await run(client, "cat secret.txt; echo x > secret.txt"))["exit_code"] != 0
@@ -164,7 +164,9 @@ async def test_an_agent_does_not_reach_the_box_of_a_person(top: Path) -> None:
 
 
 async def listing(client: Client) -> list[dict[str, Any]]:
-    found: dict[str, Any] = (await client.call_tool("box_query", {"action": "list"})).structured_content
+    found: dict[str, Any] = facts_of(
+        (await client.call_tool("box_query", {"action": "list"})).model_dump(by_alias=True, mode="json")
+    )
     boxes: list[dict[str, Any]] = found["boxes"]
     return boxes
 
@@ -216,7 +218,7 @@ def test_without_boxes_there_are_no_tools_and_the_reason_is_told(top: Path) -> N
         assert "switched off" in raw.handshake()["instructions"]
         assert raw.ask("tools/list")["result"]["tools"] == []
         answer = raw.ask("tools/call", name="exec", arguments={"command": "ls"})["result"]
-        assert answer["isError"] and answer["structuredContent"]["error"]["code"] == "disabled"
+        assert answer["isError"] and facts_of(answer)["error"]["code"] == "disabled"
 
 
 def test_it_is_a_client_of_the_server_that_owns_the_directory() -> None:
@@ -255,7 +257,7 @@ def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
         assert {each.get("method", each.get("id")) for each in said} == {"notifications/tools/list_changed", "skill"}
         assert "greet__hello" in {tool["name"] for tool in raw.ask("tools/list")["result"]["tools"]}
         answer = raw.ask("tools/call", name="greet__hello", arguments={})["result"]
-        assert answer["structuredContent"].get("stdout") == "hello from a skill\n", answer
+        assert facts_of(answer)["stdout"] == "hello from a skill\n", answer
 
 
 def test_what_a_command_of_the_box_prints_stays_out_of_the_protocol(top: Path) -> None:

@@ -39,6 +39,9 @@ examples:
         life.add_argument("--keep", type=duration, metavar="TIME", help="how long it lives without use: 90s, 2h (15m)")
         life.add_argument("--persistent", action="store_true", help="its files stay when it ends for lack of use")
         life.add_argument("--ttl", type=duration, metavar="TIME", help="when it ends however much it is used")
+        life.add_argument(
+            "--auto-checkpoint", choices=("off", "exec"), help="exec: each command can be undone (`hutch box undo`)"
+        )
         parser.add_argument(
             "--label", action="append", default=[], metavar="K=V", help="a label, shown by list and show"
         )
@@ -68,6 +71,8 @@ def _spec(arguments: argparse.Namespace) -> dict[str, Any]:
         spec["retention"] = "persistent"
     if arguments.ttl is not None:
         spec["ttl_sec"] = arguments.ttl
+    if arguments.auto_checkpoint is not None:
+        spec["auto_checkpoint"] = arguments.auto_checkpoint
     if arguments.label:
         spec["labels"] = dict(_label(text) for text in arguments.label)
     return spec

@@ -14,9 +14,10 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback, no_live_fork
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Result, Usage
-from hutch.model.spec import Adjustment, EffectiveSpec, Retention
+from hutch.model.spec import Adjustment, AutoCheckpoint, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
@@ -25,6 +26,7 @@ from hutch.providers.base import Command, Instance
 if TYPE_CHECKING:
     from hutch.keeper.access.code import KernelsHandle
     from hutch.keeper.access.files import GuardedFiles
+    from hutch.keeper.access.layers import HandleLayers
     from hutch.keeper.access.ports import BoxStream, PreviewIssuer
     from hutch.model.code import CodeResult
     from hutch.model.ports import PortInfo, Preview
@@ -121,6 +123,8 @@ class BoxHandle:
         async with self.operation("exec", command_details(order)) as operation:
             instance = await self.begin()
             try:
+                if self.spec.auto_checkpoint is AutoCheckpoint.EXEC:
+                    notes = (*notes, *await self._layers.step())
                 result = operation.result = await instance.run(order)
             except HutchError as error:
                 await self.failed(error)
@@ -222,6 +226,58 @@ class BoxHandle:
             follow=follow,
         )
         return order, tuple(str(each) for each in (clamped, cut) if each)
+
+    # --- states of its files --------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> "HandleLayers":
+        from hutch.keeper.access.layers import HandleLayers  # Few boxes have checkpoints.
+
+        return HandleLayers(self, self._keeper, self._live, self._session)
+
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> Checkpoint:
+        return await self._layers.checkpoint(name, kill=kill)
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        self._live.check_not_gone()
+        return self._keeper.layers.checkpoints(self._live)
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        await self._layers.delete(checkpoint)
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> Rollback:
+        return await self._layers.rollback(checkpoint, kill=kill)
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> Rollback:
+        return await self._layers.undo(steps, kill=kill)
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> Diff:
+        return await self._layers.diff(start, end, text=text)
+
+    async def fork(
+        self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
+    ) -> "tuple[BoxHandle, ...]":  # fmt: skip
+        if kernel:
+            raise no_live_fork()
+        return await self._layers.fork(count, checkpoint)
+
+    async def merge(self, fork: str) -> Merge:
+        return await self._layers.merge(fork)
+
+    async def attempt(
+        self,
+        command: str | Sequence[str],
+        *,
+        check: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        kill: bool = False,
+    ) -> Attempt:
+        order, _ = self._command(command, cwd, env, None, timeout, user)
+        checking = None if check is None else self._command(check, cwd, env, None, timeout, user)[0]
+        return await self._layers.attempt(order, checking, kill=kill)
 
     # --- ports ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import Edited, FileInfo
+from hutch.model.layers import Checkpoint
 from hutch.model.ports import PortInfo
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Usage
@@ -142,6 +143,33 @@ class ObservedBox:
 
     async def job(self, job_id: str) -> ObservedJob:
         return ObservedJob(self._guard, await (await self._guard.begin()).job(job_id))
+
+    async def checkpoint(self, name: str = "", *, kill: bool = False) -> NoReturn:
+        refuse("checkpoint")
+
+    async def checkpoints(self) -> tuple[Checkpoint, ...]:
+        return tuple(each.checkpoint for each in self._live.record.checkpoints)
+
+    async def delete_checkpoint(self, checkpoint: str) -> None:
+        refuse("delete a checkpoint")
+
+    async def rollback(self, checkpoint: str, *, kill: bool = False) -> NoReturn:
+        refuse("rollback")
+
+    async def undo(self, steps: int = 1, *, kill: bool = False) -> NoReturn:
+        refuse("undo")
+
+    async def diff(self, start: str = "", end: str = "", *, text: bool = False) -> NoReturn:
+        refuse("diff")
+
+    async def fork(self, count: int = 1, *, checkpoint: str = "", kernel: bool = False) -> NoReturn:
+        refuse("fork")
+
+    async def merge(self, fork: str) -> NoReturn:
+        refuse("merge")
+
+    async def attempt(self, command: str | Sequence[str], **options: Any) -> NoReturn:
+        refuse("attempt")
 
     async def usage(self) -> Usage:
         return await (await self._guard.begin()).usage()

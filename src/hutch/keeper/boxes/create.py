@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from hutch import telemetry
 from hutch.config import Config
@@ -21,7 +22,10 @@ from hutch.model.boxes import EventCause, Lease
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import EffectiveSpec, MountMode, Order, Spec
 from hutch.model.state import State
-from hutch.providers.base import Provider
+from hutch.providers.base import Instance, InstanceRecord, Provider
+
+MakeInstance = Callable[[Order, InstanceRecord], Awaitable[Instance]]
+"""Has the engine make a box: `Provider.create`, or a fork."""
 
 
 class Creator:
@@ -71,8 +75,28 @@ class Creator:
                 self._engines.record_success(effective.provider)
                 return live
 
+    async def fork(self, source: Live, state: str, lease: Lease | None) -> tuple[Live, str]:
+        """Return a running box like `source` that begins with a state of its files, and that state's name there."""
+        record = source.record
+        spec = record.spec.but(name="", secrets=_secrets_of(source))
+        provider = self._engines.provider(record.instance.provider)
+        started: list[str] = []
+
+        async def make(order: Order, planned: InstanceRecord) -> Instance:
+            instance, start = await provider.fork(order, planned, source.running, state)
+            started.append(start)
+            return instance
+
+        return await self._create_on(provider, spec, lease, record.owner, "", make), started[0]
+
     async def _create_on(
-        self, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
+        self,
+        provider: Provider,
+        effective: EffectiveSpec,
+        lease: Lease | None,
+        owner: str,
+        key: str,
+        make: MakeInstance | None = None,
     ) -> Live:
         box_id = new_box_id()
         with telemetry.step("hutch.create.record"):
@@ -80,7 +104,7 @@ class Creator:
             async with self._capacity.reserve(box_id, owner, effective):
                 live, order = await self._open(box_id, provider, effective, lease, owner, key)
         try:
-            await self._boot(live, provider, order)
+            await self._boot(live, provider, order, make or provider.create)
         except BaseException as error:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
@@ -168,9 +192,9 @@ class Creator:
             )  # fmt: skip
         await self._skills.ensure_shown(live)
 
-    async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
+    async def _boot(self, live: Live, provider: Provider, order: Order, make: MakeInstance) -> None:
         with telemetry.step("hutch.create.engine", provider=provider.name):
-            live.instance = await provider.create(order, live.record.instance)
+            live.instance = await make(order, live.record.instance)
         async with live.state_lock:
             with telemetry.step("hutch.create.running"):
                 await self._states.change(
@@ -216,3 +240,12 @@ class Creator:
                 raise  # The record may already describe a finished box.
             return False
         return True
+
+
+def _secrets_of(live: Live) -> dict[str, str]:
+    """The secrets of a box that this keeper has created itself; they are never written, so others do not know them."""
+    names = live.record.spec.secrets
+    if len(names) == len(live.secrets):
+        return dict(zip(names, live.secrets, strict=True))
+    log("keeper").warning("a fork has no secrets: they are not kept", box=live.record.id, names=sorted(names))
+    return {}

@@ -8,18 +8,43 @@ from hutch.errors import Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
+from hutch.model.layers import Checkpoint
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 
-SCHEMA = 2
-"""Since schema 2, the environment may be sealed."""
+SCHEMA = 3
+"""Since schema 2, the environment may be sealed; since 3, a box has checkpoints and forks."""
 LOCAL_OWNER = "local"
 POOL_OWNER = ""
 """Pool boxes belong to nobody until they are claimed."""
 SCOPE_KEY = "scope:"
 """Prefix of the keys of conversations' boxes; keys that callers choose for their creations do not have it."""
+
+
+class StoredCheckpoint(Record, frozen=True, kw_only=True):
+    """A checkpoint, with the engine's own name of its state."""
+
+    checkpoint: Checkpoint
+    state: str
+
+
+class ForkRecord(Record, frozen=True, kw_only=True):
+    """A box that began with a state of this one. While it lives, the state must stay."""
+
+    box_id: BoxId
+    state: str
+
+
+class ForkOrigin(Record, frozen=True, kw_only=True):
+    """Where a fork comes from."""
+
+    box_id: BoxId
+    state: str
+    """The state it began with, by its name in the other box."""
+    start: str
+    """The same state by its name in the fork."""
 
 
 class BoxRecord(Record, frozen=True, kw_only=True):
@@ -56,6 +81,10 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     """Seconds that the box lives without any keeper (its dead-man's clock)."""
     left_at: float = 0.0
     """When a keeper last left the box to itself on purpose (`Teardown.leave`); 0 means never."""
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+    """Oldest first."""
+    forks: tuple[ForkRecord, ...] = ()
+    origin: ForkOrigin | None = None
     sealed_env: str = ""
     """The sealed environment of the spec as the store holds it; set here only if it could not be unsealed."""
 

@@ -11,6 +11,10 @@ from hutch.model.spec import Mount, MountMode, NetworkMode, Workspace
 from hutch.policy.profiles import Profile
 from hutch.tools import ToolResult
 
+FACTS = "hutch/facts"
+"""The key of a result's `_meta` under which programs find exit codes, verdicts, handles and the codes of errors."""
+IN_TEXT = frozenset({"stdout", "stderr", "text", "base64", "paths", "hits", "entries", "body"})
+"""Facts that the text of a result contains in full."""
 _ENDS_BOXES = frozenset({"box_lifecycle"})
 
 
@@ -38,7 +42,6 @@ def tool_of(schema: Mapping[str, Any], exposure: Exposure) -> Tool:
         name=schema["name"],
         description=schema["description"],
         input_schema=schema["inputSchema"],
-        output_schema=schema.get("outputSchema"),
         annotations=ToolAnnotations(
             read_only_hint=read_only,
             destructive_hint=not read_only and (exposure.host_files or schema["name"] in _ENDS_BOXES),
@@ -48,8 +51,14 @@ def tool_of(schema: Mapping[str, Any], exposure: Exposure) -> Tool:
 
 
 def result_of(result: ToolResult) -> CallToolResult:
+    """Convert a result. What the text says is sent once.
+
+    Of content and structured content some clients show the model one, some the other, some both, so there is no
+    structured content: the text has everything, and programs find the other facts in `_meta`.
+    """
     content: list[ContentBlock] = [TextContent(text=result.text)]
     content += [
         ImageContent(data=base64.b64encode(image.data).decode(), mime_type=image.mime) for image in result.images
     ]
-    return CallToolResult(content=content, structured_content=result.structured, is_error=result.is_error)
+    facts = {name: value for name, value in result.structured.items() if name not in IN_TEXT}
+    return CallToolResult(content=content, _meta={FACTS: facts}, is_error=result.is_error)

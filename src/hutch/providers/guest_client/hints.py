@@ -11,6 +11,7 @@ _NO_NETWORK = (
 _READ_ONLY = (b"Read-only file system", b"EROFS")
 _NOT_ROOT = (
     b"are you root?",
+    b"Could not open lock file",
     b"sudo: not found",
     b"sudo: command not found",
     b"requested operation requires superuser",

@@ -125,7 +125,7 @@ def _from_facts(
     if end.cancelled:
         return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")
     if end.timed_out:
-        return _timeout(end, timeout_sec)
+        return _timeout(end, timeout_sec, limits)
     if failed:
         verdict = _limit_met(end, before, after, limits, room or Room(space={}), fork_refused)
         if verdict is not None:
@@ -191,7 +191,12 @@ def _ended_for_disk(end: End, before: Counters | None, after: Counters) -> bool:
     return after.disk_ends > before.disk_ends if before is not None else end.cancelled and after.disk_ends > 0
 
 
-def _timeout(end: End, timeout_sec: float | None) -> Verdict:
+def _timeout(end: End, timeout_sec: float | None, limits: Limits) -> Verdict:
+    longest = limits.max_timeout_sec
+    if longest and timeout_sec is not None and timeout_sec >= longest:
+        remedy = "start it as a job, or do less at once; no command may run longer here"
+    else:
+        remedy = "give it a longer timeout, start it as a job, or do less at once"
     limit = f" of {timeout_sec:g} s" if timeout_sec is not None else ""
     return Verdict(
         cause=Cause.TIMEOUT,
@@ -199,7 +204,7 @@ def _timeout(end: End, timeout_sec: float | None) -> Verdict:
         limit=timeout_sec,
         peak=end.wall,
         unit="s",
-        remedy="give it a longer timeout, start it as a job, or do less at once",
+        remedy=remedy,
     )
 
 

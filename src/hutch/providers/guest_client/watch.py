@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
-from hutch.errors import BoxBroken, HutchError
+from hutch.errors import BoxBroken, Conflict, HutchError
 from hutch.guest.protocol import DATA
 from hutch.model.files import Change
 from hutch.providers.guest_client.answers import checked
@@ -75,6 +75,15 @@ class Watch:
         except StopAsyncIteration:
             self._closed = True
             raise
+        except Conflict as error:
+            if not error.details.get("switched"):
+                self._closed = True
+                raise
+            # A checkpoint or a rollback gave the box another view of its files. What happened meanwhile is not known.
+            self._channel, self._partial, self._ready = None, b"", False
+            self._changes.append(Change(path="", kind="overflow"))
+            await self._in_place()
+            return
         except HutchError as error:
             self._closed = True
             error.op = error.op or "files.watch"

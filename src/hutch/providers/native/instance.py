@@ -3,7 +3,8 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from hutch.errors import EngineError, Unsupported
 from hutch.linux import cgroup_files
@@ -25,6 +26,7 @@ from hutch.providers.native.watch.processes import BoxProcesses
 
 if TYPE_CHECKING:
     from hutch.api import Files
+    from hutch.providers.native.layers.client import NativeLayers
     from hutch.providers.native.watch.watchdogs import Watchdogs
 
 
@@ -77,11 +79,13 @@ class NativeInstance(GuestInstance):
         *,
         fresh: bool,
         show: Callable[[CheckedMount], Awaitable[None]],
+        work_on_layers: Callable[[dict[str, Any], list[int]], Awaitable[dict[str, Any]]],
     ) -> None:
         facts = GroupFacts(self._opened, lambda: watchdogs.counters(record.box_id))
         super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._watchdogs = watchdogs
         self._show = show
+        self._work_on_layers = work_on_layers
         self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
         self._open_group = open_group
         self._group: Group | None = None
@@ -107,6 +111,19 @@ class NativeInstance(GuestInstance):
 
     async def show(self, place: CheckedMount) -> None:
         await self._show(place)
+
+    @cached_property
+    def layers(self) -> "NativeLayers":
+        from hutch.providers.native.layers.client import NativeLayers  # few boxes need it
+
+        return NativeLayers(self, self._work_on_layers)
+
+    async def kill_processes(self) -> None:
+        """End all processes but the guests, and wait for their end."""
+        for user in (None, *self._root_guest_users()):
+            link = await self.link(user)
+            await link.request("kill_all", timeout=_END_TIMEOUT)
+            await link.request("make_room", timeout=_END_TIMEOUT)
 
     def trouble(self) -> str:
         """Report that the box has lost its network, which needs helper processes that somebody may kill."""

@@ -145,6 +145,7 @@ def capabilities(machine: Machine) -> Capabilities:
         persistent=machine.mapped_layers,
         networks=machine.networks,
         images=("host", "dir", "tar", "oci"),
+        layers=not machine.has_id_ranges or machine.mapped_layers,
         mounts=True,
         memory_mb=machine_memory_mb(),
         grades=grades(machine),

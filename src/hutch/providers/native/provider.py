@@ -17,7 +17,7 @@ from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import EnforcedBy, Limits
 from hutch.model.spec import CheckedMount, EffectiveSpec, NetworkMode, Order
-from hutch.providers.base import InstanceRecord, Leftover, Provider
+from hutch.providers.base import Instance, InstanceRecord, Leftover, Provider
 from hutch.providers.guest_client.link import Link
 from hutch.providers.native import cleanup, obstacles, orders, probe
 from hutch.providers.native.network import availability
@@ -274,6 +274,7 @@ class NativeProvider(Provider):
         instance = NativeInstance(
             record, spec, connect, lambda: self._group(record, fresh), group_limits, root_guest, self._watchdogs,
             fresh=fresh, show=lambda place: self._mount(record, place),
+            work_on_layers=lambda message, fds: self._spawners_of(record.keeper).layers(message, fds),
         )  # fmt: skip
         self._start_watchdogs(instance, lived=not fresh or "restored" in record.data)
         return instance
@@ -354,6 +355,13 @@ class NativeProvider(Provider):
             return tree.made(paths) if fresh else tree.open(paths)
         except FileNotFoundError:
             return None
+
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: str
+    ) -> "tuple[NativeInstance, str]":
+        from hutch.providers.native.layers import forks
+
+        return await forks.fork(self, order, planned, source, state)
 
     # --- finding again ---------------------------------------------------------------------------------------
 

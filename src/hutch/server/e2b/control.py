@@ -18,7 +18,7 @@ from hutch.model.spec import NetworkMode, Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
-from hutch.server.e2b import labels, shapes, templates
+from hutch.server.e2b import labels, ports, shapes, templates
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.metrics import list_metrics
 from hutch.server.e2b.requests import SESSION, Request
@@ -34,6 +34,7 @@ from hutch.server.e2b.shapes import (
 JSON = (("content-type", "application/json"),)
 MAX_PAGE = 100
 PAUSED_DAYS = 30
+ALL_TRAFFIC = "0.0.0.0/0"
 _ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -89,18 +90,31 @@ async def create(request: Request) -> Answer:
     record = await call.service.keeper.creations.create(
         spec, session=SESSION, owner=caller.owner, key=f"e2b:{key}" if key else ""
     )
-    return answer(sandbox_of(request, record), 201)
+    access = call.service.previews.access
+    if not key or not await access.of_box(record.id):
+        await ports.open_ports(access, record, public=record.spec.labels.get(labels.TRAFFIC) != labels.PRIVATE)
+    return answer(await sandbox_of(request, record), 201)
 
 
 def refuse_unenforced(body: NewSandbox) -> None:
     """Refuse every option that nothing here would enforce. `mcp` only tells the server what the SDK does next."""
-    for name, value in (("network", body.network), ("iam", body.iam)):
-        if value:
-            raise Unsupported(f"{name} is not supported by this server", remedy=f"leave out {name}")
+    if body.iam:
+        raise Unsupported("iam is not supported by this server", remedy="leave out iam")
+    if body.network is not None:
+        _refuse_rules(body.network)
     if body.auto_pause_memory is False:
         raise Unsupported("a pause keeps the memory here", remedy="leave out keep_memory, or make a snapshot")
     if body.auto_resume is not None and body.auto_resume.enabled and not body.auto_pause:
         raise Invalid("auto-resume needs a sandbox that is paused at its timeout")
+
+
+def _refuse_rules(network: shapes.Network) -> None:
+    """Refuse every rule of the network but one: that nothing goes out."""
+    rules = ("allow_out", "rules", "egress_proxy", "dns_servers", "https_ports")
+    for name in [name for name in rules if getattr(network, name)]:
+        raise Unsupported(f"network.{name} is not supported by this server", remedy=f"leave out {name}")
+    if network.deny_out and set(network.deny_out) != {ALL_TRAFFIC}:
+        raise Unsupported("network.deny_out can only deny everything here", remedy=f"deny {ALL_TRAFFIC}, or nothing")
 
 
 async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
@@ -110,12 +124,18 @@ async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
         labels.TEMPLATE: body.template_id, labels.TIMEOUT: str(timeout),
         labels.AUTO_RESUME: "yes" if body.auto_resume is not None and body.auto_resume.enabled else "no",
     }  # fmt: skip
+    if body.network is not None and body.network.mask_request_host:
+        given[labels.MASKED_HOST] = body.network.mask_request_host
+    if body.network is not None and body.network.allow_public_traffic is False:
+        given[labels.TRAFFIC] = labels.PRIVATE
     spec = spec.but(
         env=env, labels={**labels.of_metadata(body.metadata or {}), **given}, ttl_sec=float(timeout),
         ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
     )  # fmt: skip
     if body.allow_internet_access is not None:
         spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
+    if body.network is not None and body.network.deny_out:
+        spec = spec.but(network=NetworkMode.OFF)
     return spec
 
 
@@ -129,27 +149,23 @@ async def connect(request: Request) -> Answer:
         if body.memory is False:
             raise Unsupported("a paused sandbox keeps its memory here: it cannot be booted anew")
         await request.sandboxes.resume(live, timeout)
-        return answer(sandbox_of(request, live.record), 201)
+        return answer(await sandbox_of(request, live.record), 201)
     if live.record.state is not State.RUNNING:
         raise NotFound(f"sandbox {live.record.id} is {live.record.state}")
     wanted = time.time() + timeout
     if wanted > _end_of(live.record):
         await request.sandboxes.set_end(live, wanted)
-    return answer(sandbox_of(request, live.record), 200)
+    return answer(await sandbox_of(request, live.record), 200)
 
 
-def sandbox_of(request: Request, record: BoxRecord) -> Sandbox:
+async def sandbox_of(request: Request, record: BoxRecord) -> Sandbox:
     template = record.spec.labels[labels.TEMPLATE]
     return Sandbox(
         template_id=template, sandbox_id=record.id, alias=template,
-        envd_access_token=request.sandboxes.tokens.of(record.id, request.call.caller.key_id), domain=_domain(request),
+        envd_access_token=request.sandboxes.tokens.of(record.id, request.call.caller.key_id),
+        traffic_access_token=await ports.traffic_token(request.call.service.previews.access, record),
+        domain=ports.domain_of(request.call.service.previews.hosts),
     )  # fmt: skip
-
-
-def _domain(request: Request) -> str | None:
-    """The domain under which `get_host` names ports: the address by which the caller knows this server."""
-    host = request.call.header("host")
-    return host.replace("127.0.0.1", "localhost") if host else None
 
 
 # --- looking --------------------------------------------------------------------------------------------------
@@ -161,7 +177,7 @@ async def info(request: Request) -> Answer:
     token = request.sandboxes.tokens.of(record.id, request.call.caller.key_id)
     spec = record.spec
     detail = msgspec.structs.replace(
-        _listed(record), envd_access_token=token, domain=_domain(request),
+        _listed(record), envd_access_token=token, domain=ports.domain_of(request.call.service.previews.hosts),
         allow_internet_access=spec.network is not NetworkMode.OFF,
         lifecycle=shapes.Lifecycle(
             auto_resume=labels.resumes_by_itself(record), on_timeout=_ON_TIMEOUT[spec.ttl_action]
@@ -288,7 +304,7 @@ async def resume(request: Request) -> Answer:
     if live.record.state is not State.PAUSED:
         raise Conflict(f"Sandbox {live.record.id} is already running")
     await request.sandboxes.resume(live, DEFAULT_TIMEOUT_V1 if body.timeout is None else body.timeout)
-    return answer(sandbox_of(request, live.record), 201)
+    return answer(await sandbox_of(request, live.record), 201)
 
 
 async def kill(request: Request) -> Answer:

@@ -1,11 +1,11 @@
 """The door: which requests are E2B's, who calls, and which part of the protocol answers.
 
-A request that names a sandbox (header `E2b-Sandbox-Id`) belongs to that sandbox's data plane: port 49983 is E2B's agent
-`envd`, 49999 the code interpreter. All others are the control plane's, found by their paths.
+A request that names a sandbox, by the header `E2b-Sandbox-Id` or by a host name, belongs to that sandbox: port 49983 is
+E2B's agent `envd`, 49999 the code interpreter, any other port a program in the box. All other requests are the control
+plane's, found by their paths.
 """
 
 from contextlib import ExitStack
-from typing import Final
 
 from hutch import logs
 from hutch.errors import HutchError, Unauthenticated, Unsupported
@@ -15,22 +15,21 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, interpreter, transfers
+from hutch.server.e2b import control, interpreter, ports, transfers
 from hutch.server.e2b.agent import methods
 from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
 from hutch.server.e2b.metrics import agent_metrics
-from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
+from hutch.server.previews.hosts import PortName
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
 
-ENVD_PORT: Final = "49983"
-INTERPRETER_PORT: Final = "49999"
 _FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
 _SANDBOX = b"e2b-sandbox-id"
 
@@ -47,12 +46,24 @@ class E2BDoor:
         self._methods = methods(Watchers())
 
     def claims(self, scope: Scope) -> bool:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return False
+        headers = {name: value for name, value in scope["headers"] if name in (_SANDBOX, b"host")}
+        if _SANDBOX in headers:
+            return True
+        if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
+            return self._is_sandbox(name)
         first, _, rest = scope["path"][1:].partition("/")
         if first in ("v2", "v3"):
             first = rest.partition("/")[0]
-        return first in _FIRST_SEGMENTS or any(name == _SANDBOX for name, _ in scope["headers"])
+        return first in _FIRST_SEGMENTS and scope["type"] == "http"
+
+    def _is_sandbox(self, name: PortName) -> bool:
+        """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""
+        if str(name.port) in (ENVD_PORT, INTERPRETER_PORT):
+            return True
+        live = self._service.keeper.held(name.box_id)
+        return live is not None and TEMPLATE in live.record.spec.labels
 
     async def drain(self, seconds: float) -> None:
         await self._sandboxes.streams.cut_all()
@@ -69,13 +80,15 @@ class E2BDoor:
         call.op = f"e2b {scope['method']} {scope['path']}"[:200]
         try:
             request = Request(call, scope, self._sandboxes)
-            answer = await self._serve(request, scope, starting)
+            answer = await self._serve(request, scope, receive, starting)
         except HutchError as error:
             answer = self._refused(call, error)
         finally:
             if call.account is not None:
                 call.account.close()
-        if answer is not None and not started:  # A stream that failed is cut, so that nobody takes it for complete.
+        if scope["type"] == "websocket" and not started:
+            await send({"type": "websocket.close", "code": 1008})
+        elif answer is not None and not started:  # A stream that failed is cut, so that nobody takes it for complete.
             await _send_answer(send, answer)
 
     def _refused(self, call: Call, error: HutchError) -> Answer:
@@ -88,10 +101,18 @@ class E2BDoor:
         report("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
         return answer_of(error)
 
-    async def _serve(self, request: Request, scope: Scope, send: Send) -> Answer | None:
+    async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> Answer | None:
         """Return the answer, or None after a stream that was sent."""
         call = request.call
-        self._auth.check_origin(call.headers, scope["scheme"])
+        if request.sandbox and request.port not in (ENVD_PORT, INTERPRETER_PORT):
+            request.name_sandbox(request.sandbox)
+            await self._authenticate_by_id(request)
+            await ports.proxy(request, int(request.port), scope, receive, send)
+            return None
+        if scope["type"] == "websocket":
+            raise Unsupported("the agent of a sandbox has no WebSockets")
+        if not request.by_host:
+            self._auth.check_origin(call.headers, scope["scheme"])
         signed = request.path == "/files" and not call.header("x-access-token")
         if request.sandbox and self._is_open(request):
             request.name_sandbox(request.sandbox)
@@ -111,11 +132,8 @@ class E2BDoor:
     async def _dispatch(self, request: Request, send: Send) -> Answer | None:
         if not request.sandbox:
             return await control.serve(request)
-        port = request.call.header("e2b-sandbox-port") or ENVD_PORT
-        if port == INTERPRETER_PORT:
+        if request.port == INTERPRETER_PORT:
             return await interpreter.serve(request, send)
-        if port != ENVD_PORT:
-            raise Unsupported("ports of a sandbox are not reached by headers", remedy="use the port's own host name")
         if request.path == "/files":
             return await transfers.serve(request, send)
         if request.path == "/health":
@@ -180,7 +198,7 @@ class E2BDoor:
 
         The SDKs send no token with these. An id has a hundred random bits, so it cannot be guessed.
         """
-        contexts = request.path.startswith("/contexts") and request.call.header("e2b-sandbox-port") == INTERPRETER_PORT
+        contexts = request.path.startswith("/contexts") and request.port == INTERPRETER_PORT
         return request.path == "/health" or contexts
 
     async def _authenticate_by_id(self, request: Request) -> None:

@@ -35,25 +35,22 @@ class Answer(NamedTuple):
 class NotRunning(HutchError):
     """The sandbox of a data-plane request is gone or paused. The SDKs look for these words."""
 
-    code = "not_running"
-
     def __init__(self, sandbox: str) -> None:
-        super().__init__("The sandbox was not found", details={"sandboxId": sandbox})
+        super().__init__("The sandbox was not found", code="not_running", details={"sandboxId": sandbox})
 
 
-class PortClosed(HutchError):
+class PortNotOpen(HutchError):
     """Nothing listens on the port of a sandbox. The SDKs look for these words."""
 
-    code = "port_closed"
-
     def __init__(self, sandbox: str, port: int) -> None:
-        super().__init__("The sandbox is running but port is not open", details={"sandboxId": sandbox, "port": port})
+        message = "The sandbox is running but port is not open"
+        super().__init__(message, code="port_closed", details={"sandboxId": sandbox, "port": port})
 
 
 def status_of(error: HutchError) -> int:
     if error.details.get("errno") in ("ENOSPC", "EDQUOT"):
         return 507
-    if isinstance(error, NotRunning | PortClosed):
+    if isinstance(error, NotRunning | PortNotOpen):
         return 502
     return _STATUS.get(error.code, 500)
 
@@ -68,7 +65,7 @@ def answer_of(error: HutchError) -> Answer:
     body: dict[str, object] = {"code": status, "message": text_of(error)}
     if status != 401:  # Clients compare the whole body of these.
         body["error_code"] = error.code
-    if isinstance(error, NotRunning | PortClosed):
+    if isinstance(error, NotRunning | PortNotOpen):
         body = {**error.details, **body}
     headers = [("content-type", "application/json")]
     if error.retry_after is not None:

@@ -24,6 +24,8 @@ from hutch.server.request import Call, Scope
 
 T = TypeVar("T")
 
+ENVD_PORT = "49983"
+INTERPRETER_PORT = "49999"
 SESSION = "e2b"
 """The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
 HOMES = {"user": "/home/user", "root": "/root"}
@@ -35,7 +37,7 @@ class Request:
     def __init__(self, call: Call, scope: Scope, sandboxes: Sandboxes) -> None:
         self.call = call
         self.sandboxes = sandboxes
-        self.method: str = scope["method"]
+        self.method: str = scope.get("method", "GET")
         self.path: str = scope["path"]
         self.query: dict[str, str] = dict(
             parse_qsl(
@@ -44,6 +46,15 @@ class Request:
         )
         self.client: tuple[str, int] | None = scope["client"]
         self.sandbox = call.header("e2b-sandbox-id")
+        """The sandbox that the request names; empty for the control plane."""
+        self.port = call.header("e2b-sandbox-port") or ENVD_PORT
+        named = call.service.previews.hosts.parse(call.header("host")) if not self.sandbox else None
+        self.by_host = named is not None
+        """Whether a host name of its own names it, at which no page of the server's is served."""
+        if named is not None:
+            self.sandbox, self.port = named.box_id, str(named.port)
+        if not (self.port.isascii() and self.port.isdigit() and 1 <= int(self.port[:6]) <= 65535):
+            raise Invalid(f"{self.port[:10]!r} is no port")
 
     def name_sandbox(self, sandbox: str) -> None:
         """Make this the sandbox of the request."""

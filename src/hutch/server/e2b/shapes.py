@@ -23,6 +23,19 @@ class VolumeMount(msgspec.Struct, frozen=True):
     path: str
 
 
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Rules of a sandbox's network."""
+
+    allow_out: list[str] | None = None
+    deny_out: list[str] | None = None
+    rules: Object | None = None
+    egress_proxy: Object | None = None
+    dns_servers: list[str] | None = None
+    allow_public_traffic: bool | None = None
+    mask_request_host: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    https_ports: list[int] | None = None
+
+
 class NewSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The body of a creation. A field that is not listed is refused, because nothing would come of it."""
 
@@ -34,7 +47,7 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     auto_pause_memory: bool | None = None
     auto_resume: AutoResume | None = None
     allow_internet_access: bool | None = msgspec.field(default=None, name="allow_internet_access")
-    network: Object | None = None
+    network: Network | None = None
     mcp: Object | None = None
     iam: Object | None = None
     volume_mounts: list[VolumeMount] | None = None

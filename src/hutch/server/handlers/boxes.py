@@ -110,6 +110,11 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     return Reply(box_info(record), status, headers={"location": f"/v1/boxes/{record.id}"})
 
 
+async def plan(call: Call, body: dict[str, Any]) -> Reply:
+    """Return the spec that a box would have, with the changes that policy would make. Nothing is created."""
+    return Reply(await call.keeper.engines.plan(parse_spec(body)))
+
+
 def _granted_mount_roots(call: Call) -> tuple[str, ...]:
     """The host paths that an admin lets this one box mount.
 

@@ -17,9 +17,8 @@ from hutch.model.limits import LimitsAsked
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Spec, Workspace
 from hutch.policy import rights
 from hutch.policy.mounts import granted
-from hutch.policy.profiles import BUILT_IN
 from hutch.server.auth import Caller
-from hutch.server.keyed_boxes import KeyedBoxes
+from hutch.server.keyed_boxes import KeyedBoxes, bots_profile
 from hutch.server.langbot.artifacts import Artifacts
 from hutch.server.langbot.messages import (
     ARTIFACTS,
@@ -175,7 +174,7 @@ class Sessions:
             Mount(source=each.host_path, target=each.mount_path, mode=MountMode(each.mode)) for each in others
         )
         return Spec(
-            profile=_profile(self._service.config.server.langbot_profile),
+            profile=bots_profile(self._service.config),
             image=_image(spec.image),
             workspace=workspace,
             mounts=mounts,
@@ -228,21 +227,6 @@ def _image(asked: str) -> str | None:
     if asked in ("", DEFAULT_IMAGE):
         return None
     return asked if asked.startswith(_IMAGE_FORMS) else f"oci:{asked}"
-
-
-def _profile(configured: str) -> str | None:
-    """Return the profile of a session, which bounds what LangBot asks for.
-
-    A caller who may not use the widest built-in one gets the caller's own default.
-    """
-    if configured:
-        return configured
-    allowed = rights.current().profiles
-    return WIDEST if allowed is None or WIDEST in allowed else None
-
-
-WIDEST = "network_extended"
-assert WIDEST in BUILT_IN
 
 
 def _time(seconds: float) -> datetime:

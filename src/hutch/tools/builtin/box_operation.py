@@ -26,8 +26,14 @@ class Operation(StrEnum):
     SCREENSHOT = "screenshot"
 
 
+OPERATIONS: dict[str, str] = {
+    Operation.COPY_FILE: "copy a file of any size between two boxes (source_box, source_path, target_box, target_path)",
+    Operation.SCREENSHOT: "look at a box that has a screen (source_box)",
+}
+
+
 class BoxOperationArguments(Arguments, frozen=True, kw_only=True):
-    action: Annotated[Operation, Meta(description="copy_file: between boxes; screenshot: of a box with a screen.")]
+    action: Operation
     source_box: Annotated[str, Meta(description="Id or name; default: the current box.", max_length=100)] | None = None
     source_path: (
         Annotated[str, Meta(description="copy_file: the file to copy.", min_length=1, max_length=MAX_PATH)] | None
@@ -55,6 +61,7 @@ class Screen(Protocol):
     answers=BoxOperationAnswer,
     example={"action": "copy_file", "source_path": "a.txt", "target_box": "k3x7…", "target_path": "a.txt"},
     action="action",
+    actions=OPERATIONS,
     settles=True,
 )
 async def box_operation_tool(call: Call, given: BoxOperationArguments) -> ToolResult:

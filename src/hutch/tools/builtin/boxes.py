@@ -50,12 +50,28 @@ class Lifecycle(StrEnum):
     DESTROY = "destroy"
 
 
+QUERIES: dict[str, str] = {
+    Query.LIST: "your boxes",
+    Query.CURRENT: "the one you work in, with its limits and lease",
+    Query.PROVIDERS: "the engines that run boxes",
+}
+LIFECYCLES: dict[str, str] = {
+    Lifecycle.CREATE: "a new box, which becomes current (name, profile, retention)",
+    Lifecycle.SWITCH: "make another of your boxes current (box)",
+    Lifecycle.RELEASE: "give up the lease of a box; it stays until it times out",
+    Lifecycle.RENEW: "extend the lease of a box",
+    Lifecycle.SET_RETENTION: "persistent boxes keep their files when they are stopped (retention)",
+    Lifecycle.TAKEOVER: "take a box that another session holds, which loses it (box)",
+    Lifecycle.DESTROY: "end a box with all its files; the one before it becomes current (box)",
+}
+
+
 class BoxQueryArguments(Arguments, frozen=True, kw_only=True):
-    action: Annotated[Query, Meta(description="list: your boxes; current: the one you work in; providers: engines.")]
+    action: Query
 
 
 class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
-    action: Annotated[Lifecycle, Meta(description="What to do.")]
+    action: Lifecycle
     box: (
         Annotated[
             str,
@@ -75,8 +91,9 @@ class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
 
 
 @tool(
-    "box_query", BoxQueryArguments, answers=BoxQueryAnswer, example={"action": "list"}, read_only=True, action="action"
-)
+    "box_query", BoxQueryArguments, answers=BoxQueryAnswer, example={"action": "list"}, read_only=True,
+    action="action", actions=QUERIES,
+)  # fmt: skip
 async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
     """Ask about boxes: list yours, show the current one with its limits and lease, or list the providers."""
     if given.action is Query.PROVIDERS:
@@ -123,6 +140,7 @@ async def _providers(call: Call) -> ToolResult:
     answers=BoxLifecycleAnswer,
     example={"action": "create", "name": "second"},
     action="action",
+    actions=LIFECYCLES,
 )
 async def box_lifecycle_tool(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     """Manage your boxes: create a new one (it becomes current), switch to another of yours, release one, renew its

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from hutch.api import Box
+from hutch.errors import Invalid
 from hutch.model.results import Result
 from hutch.tools.builtin.answers import CommandAnswer
 from hutch.tools.builtin.output import render
@@ -57,6 +58,14 @@ async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
     kept = call.tools.output_bytes
 
     async def run(box: Box) -> tuple[Box, Result]:
+        longest = box.spec.limits.max_timeout_sec
+        if given.timeout is not None and longest and given.timeout > longest:
+            # A model that is told only after the box's longest timeout has waited that long for nothing.
+            raise Invalid(
+                f"no command may run {given.timeout:g} s here: the longest timeout is {longest:g} s", op="exec",
+                details={"max_timeout_sec": longest},
+                remedy=f'ask for at most {longest:g} s, or start it as a job: job(action="start")',
+            )  # fmt: skip
         work = box.exec(
             given.command, cwd=given.cwd, env=given.env, stdin=given.stdin, timeout=given.timeout, keep_output=kept
         )

@@ -30,13 +30,23 @@ class JobAction(StrEnum):
     LIST = "list"
 
 
+JOB_ACTIONS: dict[str, str] = {
+    JobAction.START: "run a command in the background and return at once with its id (command, cwd, env, name)",
+    JobAction.READ: "its output from where your last read ended (job, stream, offset, limit, wait)",
+    JobAction.WRITE: "text for its standard input (job, input, close_input)",
+    JobAction.SIGNAL: "end it or tell it something (job, signal)",
+    JobAction.WAIT: "wait up to some seconds for its end (job, wait)",
+    JobAction.LIST: "all jobs of the box",
+}
+
+
 class Stream(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
 
 
 class JobArguments(Arguments, frozen=True, kw_only=True):
-    action: Annotated[JobAction, Meta(description="What to do.")]
+    action: JobAction
     command: Command | None = None
     cwd: Cwd | None = None
     env: Env | None = None
@@ -69,6 +79,7 @@ class JobArguments(Arguments, frozen=True, kw_only=True):
     answers=JobAnswer,
     example={"action": "start", "command": "make -j2"},
     action="action",
+    actions=JOB_ACTIONS,
     settles=True,
 )
 async def job_tool(call: Call, given: JobArguments) -> ToolResult:

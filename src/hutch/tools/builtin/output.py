@@ -92,7 +92,6 @@ def _why(verdict: Verdict) -> str:
 
 
 _ADVICE = {
-    Cause.TIMEOUT: "ask for a longer timeout, start it as a job and wait for it, or do less at once",
     Cause.OOM: "process the data in pieces or stream it, use less parallelism, or ask the user for a larger box",
     Cause.PIDS: "start fewer processes or threads at once, or end background processes (job list, job signal)",
     Cause.DISK: "remove files you do not need, or ask the user for a larger box",

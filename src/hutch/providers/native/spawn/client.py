@@ -109,6 +109,10 @@ class SpawnerClient:
         """Ask for a mount in a running box."""
         return await self._request({"op": "show", **message}, [])
 
+    async def layers(self, message: wire.Message, fds: list[int]) -> wire.Message:
+        """Ask for work on the layers of a box's files (`layers.entry`)."""
+        return await self._request({"op": "layers", **message}, fds)
+
     async def _request(self, message: wire.Message, fds: list[int]) -> wire.Message:
         pending = await self._ask(message, fds)
         try:
@@ -170,13 +174,13 @@ class SpawnerClient:
                 received = wire.receive(self._sock)
                 if received is None:
                     return self._handle_end()
-                self._handle(received[0])
+                self._handle(*received)
         except BlockingIOError:
             return None
         except OSError:
             return self._handle_end()
 
-    def _handle(self, message: wire.Message) -> None:
+    def _handle(self, message: wire.Message, fds: list[int]) -> None:
         number = message["n"]
         if number == 0:
             if self._started is not None and not self._started.done():
@@ -188,7 +192,10 @@ class SpawnerClient:
                 log("native").warning("a spawner ends, its boxes go on", why=reason)
             return
         if pending := self._pending.get(number):
-            pending.take(message)
+            pending.take({**message, "fds": fds} if fds else message)
+            return
+        for fd in fds:
+            os.close(fd)  # nobody waits for this answer any more
 
     def _handle_end(self) -> None:
         """Fail all pending requests, because the process has ended or is of no use. Its boxes go on running."""
@@ -255,6 +262,9 @@ class SpawnerPool:
 
     async def show(self, message: wire.Message) -> wire.Message:
         return await self._pick().show(message)
+
+    async def layers(self, message: wire.Message, fds: list[int]) -> wire.Message:
+        return await self._pick().layers(message, fds)
 
     def _pick(self) -> SpawnerClient:
         self._drop_ended()

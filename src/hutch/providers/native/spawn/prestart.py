@@ -56,7 +56,7 @@ class Order(NamedTuple):
 class Child:
     """One child process, with its socket, directory and control group."""
 
-    __slots__ = ("directory", "group", "group_limits", "order", "process", "slot", "sock", "template")
+    __slots__ = ("directory", "group", "group_limits", "namespaces", "order", "process", "slot", "sock", "template")
 
     def __init__(
         self, process: processes.Identity, sock: socket.socket, template: root.BoxTemplate, directory: str,
@@ -71,6 +71,8 @@ class Child:
         """The limits that its group has now."""
         self.slot: int | None = None
         self.order: Order | None = None
+        self.namespaces: tuple[str, ...] = ()
+        """The names of its user and mount namespaces, where Hutch is not root: the guest itself lets us in there."""
 
     def facts(self) -> wire.Message:
         """The fields of the box's record that describe it."""
@@ -79,6 +81,7 @@ class Child:
             "start": self.process.start,
             "boot": self.process.boot,
             "groups": list(self.group.paths) if self.group else [],
+            "namespaces": list(self.namespaces),
         }
 
 
@@ -203,6 +206,8 @@ class Children:
             if self._slots is None:
                 privileged = "capabilities" in self._settings.without
                 identity.single_maps(0 if privileged else identity.USER).write(child.process.pid)
+                own = f"/proc/{child.process.pid}/ns"
+                child.namespaces = (os.readlink(f"{own}/user"), os.readlink(f"{own}/mnt"))
             else:
                 child.slot = self._taken[child.process.pid]
                 identity.range_maps(child.slot).write(child.process.pid)
@@ -262,6 +267,22 @@ class Children:
         ours, theirs = wire.pair()
         if os.fork() == 0:
             MountEntry(process, host_mount, theirs).show()
+        theirs.close()
+        return ours
+
+    def work_on_layers(self, message: wire.Message, fds: list[int]) -> socket.socket:
+        """Fork a process that works on the layers of a box's files. It reports on the returned socket."""
+        from hutch.providers.native.layers.entry import LayerEntry, LayerRequest  # most boxes have one layer
+
+        if message["values"].get("text"):
+            import difflib  # noqa: F401 the fork uses it where no module can be loaded
+        request = LayerRequest(
+            processes.Identity(message["pid"], message["start"], message["boot"]), message["directory"],
+            self.has_id_ranges, tuple(message["namespaces"]), message["action"], message["values"], fds,
+        )  # fmt: skip
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            LayerEntry(request, theirs).run()
         theirs.close()
         return ours
 

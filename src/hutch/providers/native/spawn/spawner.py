@@ -138,6 +138,8 @@ class Spawner:
             elif message["op"] == "show":
                 process = processes.Identity(message["pid"], message["start"], message["boot"])
                 self._await_entry(self._children.show(process, root.HostMount(*message["host_mount"])), message["n"])
+            elif message["op"] == "layers":
+                self._await_entry(self._children.work_on_layers(message, fds), message["n"])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
@@ -238,10 +240,15 @@ class Spawner:
         received = _read_report(sock)
         sock.close()
         died = {"step": "enter", "error": "the process that entered the box died", "errno": ""}
-        self._answer(number, received[0] if received else died)
+        fds = received[1] if received else []
+        try:
+            self._answer(number, received[0] if received else died, fds)
+        finally:
+            for each in fds:
+                os.close(each)
 
-    def _answer(self, number: int, message: dict[str, Any]) -> None:
-        wire.send(self._sock, {"n": number, **message})
+    def _answer(self, number: int, message: dict[str, Any], fds: list[int] | tuple[int, ...] = ()) -> None:
+        wire.send(self._sock, {"n": number, **message}, fds)
 
     def _reap(self) -> None:
         try:

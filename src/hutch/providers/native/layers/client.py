@@ -1,0 +1,173 @@
+"""The keeper's side of a native box's layers: it asks a spawner for each operation and reads the answer."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from hutch.errors import BoxBroken, Conflict, EngineError, NotFound, Unsupported
+from hutch.guest.protocol import decode
+from hutch.model.layers import Change, Way
+from hutch.providers.layers import Frozen, Layers
+from hutch.providers.native.spawn import wire
+
+if TYPE_CHECKING:
+    from hutch.providers.base import Instance
+    from hutch.providers.native.instance import NativeInstance
+
+Ask = Callable[[wire.Message, list[int]], Awaitable[wire.Message]]
+_TIMEOUT = 600.0
+"""Seconds for one operation; a box of many gigabytes may have to be copied."""
+_MAX_ANSWER = 64 << 20
+_KILL_ROUNDS = 3
+
+
+class NativeLayers(Layers):
+    """Layers of one native box. A state is the list of its layers, topmost first, joined by colons."""
+
+    def __init__(self, box: "NativeInstance", ask: Ask) -> None:
+        self._box = box
+        self._ask = ask
+
+    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False) -> Frozen:
+        if kill:
+            await self._end_processes()
+        answer = await self._request("checkpoint", keep=keep)
+        if "busy" not in answer:
+            return Frozen(state=_state(answer["state"]), way=Way.SWITCH)
+        return await self._copy(answer, keep)
+
+    async def _copy(self, busy: wire.Message, keep: tuple[str, ...]) -> Frozen:
+        """Freeze the whole box and copy its topmost layer. A frozen guest opens nothing, so its namespaces are here."""
+        namespaces: list[int] = busy.get("fds", [])
+        try:
+            await self._box.pause()
+            try:
+                answer = await self._request("copy", namespaces, keep=keep, namespaces=len(namespaces))
+            finally:
+                await asyncio.shield(self._box.resume())
+        finally:
+            close(namespaces)
+        return Frozen(state=_state(answer["state"]), way=Way.COPY)
+
+    async def go_back(self, state: str, keep: tuple[str, ...], *, kill: bool = False) -> None:
+        if kill:
+            await self._end_processes()
+        self._check_idle(await self._request("rollback", state=_layers(state), keep=keep))
+
+    async def compare(self, start: str, end: str, *, text: bool) -> tuple[tuple[Change, ...], bool]:
+        found = await self._long_answer("compare", start=_layers(start), end=_layers(end), text=text)
+        return tuple(Change.from_plain(each) for each in found["changes"]), bool(found["truncated"])
+
+    async def merge(
+        self, fork: "Instance", start: str, fork_start: str, fork_end: str, keep: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        theirs = cast("NativeInstance", fork).layers
+        assert isinstance(theirs, NativeLayers)
+        count, trees = await theirs.share()
+        try:
+            found = await self._long_answer(
+                "merge", trees[:count], trees=count, state=_layers(start), fork=_layers(fork_end),
+                fork_base=_layers(fork_start), keep=keep,
+            )  # fmt: skip
+        finally:
+            close(trees)
+        if conflicts := found["conflicts"]:
+            raise Conflict(
+                f"{len(conflicts)} paths were changed in both boxes, beginning with {conflicts[0]}",
+                op="merge", details={"conflicts": conflicts},
+                remedy="change them in one of the boxes so that both agree, then merge again; nothing was merged",
+            )  # fmt: skip
+        return tuple(found["merged"])
+
+    async def drop(self, keep: tuple[str, ...]) -> None:
+        await self._request("prune", keep=keep)
+
+    # --- forks ------------------------------------------------------------------------------------------------
+
+    async def share(self) -> tuple[int, list[int]]:
+        """Copies of the mounts that hold this box's layers: how many, and all descriptors, some of them twice."""
+        answer = await self._request("share")
+        return int(answer["sources"]), answer.get("fds", [])
+
+    async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:
+        """Give this new box the state of another, and return the state's name here."""
+        answer = await self._request("adopt", list(trees), trees=count, plain=len(trees) - count, state=_layers(state))
+        self._check_idle(answer)
+        return _state(answer["state"])
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    async def _end_processes(self) -> None:
+        for _ in range(_KILL_ROUNDS):  # a process that was just starting may have been missed
+            await self._box.kill_processes()
+
+    def _check_idle(self, answer: wire.Message) -> None:
+        if "busy" not in answer:
+            return
+        close(answer.get("fds", []))
+        working = ", ".join(answer["busy"][:5])
+        raise Conflict(
+            f"box {self._box.record.box_id} is working: {working}",
+            details={"busy": answer["busy"], "count": answer["count"]},
+            remedy="wait for its jobs, end them, or pass kill=True",
+        )
+
+    async def _long_answer(self, action: str, fds: Sequence[int] = (), **values: Any) -> dict[str, Any]:
+        memory = os.memfd_create("hutch-layers", os.MFD_CLOEXEC)
+        try:
+            self._check_idle(await self._request(action, [*fds, memory], memory=1, **values))
+            if os.fstat(memory).st_size > _MAX_ANSWER:
+                raise EngineError("the answer is too long", op=action, remedy="compare states that are closer")
+            found: dict[str, Any] = decode(wire.read_memfd(os.dup(memory)))
+            return found
+        finally:
+            os.close(memory)
+
+    async def _request(self, action: str, fds: list[int] | None = None, **values: Any) -> wire.Message:
+        facts = self._box.record.data
+        if "namespaces" not in facts:
+            raise Unsupported(
+                f"box {self._box.record.box_id} was started by an earlier release, whose guest knows no layers",
+                op=action, remedy="stop it and use it again if it is persistent, or make a new box",
+            )  # fmt: skip
+        message = {name: facts[name] for name in ("pid", "start", "boot", "directory", "namespaces")}
+        async with asyncio.timeout(_TIMEOUT):
+            answer = await self._ask({**message, "action": action, "values": values}, fds or [])
+        if "ready" in answer or "busy" in answer:
+            return answer
+        raise self._failure(action, answer)
+
+    def _failure(self, action: str, answer: wire.Message) -> EngineError | NotFound | BoxBroken:
+        step, error, number = answer.get("step", ""), answer.get("error", ""), answer.get("errno", "")
+        box = self._box.record.box_id
+        details = {"step": step, "errno": number}
+        if number == "ESRCH":
+            return BoxBroken(f"box {box} no longer runs", op=action, details=details)
+        if number == "ENOENT" and "no such layer" in error:
+            return NotFound(f"box {box} has no such state of its files any more", op=action, details=details)
+        remedy = _REMEDIES.get(number, "the box is as it was; run `hutch doctor`")
+        return EngineError(f"{action} of box {box} failed: {step}: {error}", op=action, details=details, remedy=remedy)
+
+
+_REMEDIES = {
+    "ENOSPC": "the box is as it was: remove files or checkpoints, or ask for a larger disk_mb",
+    "EDQUOT": "the box is as it was: remove files or checkpoints, or ask for a larger disk_mb",
+    "ELOOP": "the box is as it was: in that state a link stands where a directory is mounted now",
+    "EOPNOTSUPP": "the box's guest is of an earlier release: stop and restore the box, or make a new one",
+}
+
+
+def _state(layers: list[str]) -> str:
+    return ":".join(layers)
+
+
+def _layers(state: str) -> list[str]:
+    return state.split(":") if state else []
+
+
+def close(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,439 @@
+"""A short-lived fork of the spawner that works on the layers of one box, from the base of its mount namespace.
+
+It asks the box's guests to stand still, enters, does one operation and reports. It goes on by itself if its spawner or
+its keeper dies meanwhile, and everything before the moment of the switch leaves the box as it was. Standard library
+only.
+"""
+
+import array
+import errno
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, NoReturn
+
+from hutch.guest.protocol import HEADER, HEADER_SIZE, MAX_CONTROL, REQUEST, decode, encode, frame
+from hutch.linux import kernel, processes
+from hutch.providers.native.layers import changes, merge, trees
+from hutch.providers.native.layers.view import State, View, foreign, umount, upper, write_file
+from hutch.providers.native.spawn import wire
+
+_GUEST_TIMEOUT = 20.0
+_SQUASH_FROM = 48
+"""A box with this many layers gets a new lowest one, made of all but the topmost `_SQUASH_KEEPS`. Looking up a name
+that does not exist costs about a microsecond for each layer."""
+_SQUASH_KEEPS = 8
+_LAST = "last"
+"""The file with the highest number that a layer of this box has had."""
+
+
+class LayerRequest(NamedTuple):
+    """What to do, to which box."""
+
+    process: processes.Identity
+    directory: str
+    has_id_ranges: bool
+    namespaces: tuple[str, ...]
+    """The names of the box's user and mount namespaces at its creation ("user:[4026532180]"), to know them again."""
+    action: str
+    values: dict[str, Any]
+    fds: list[int]
+    """Descriptors of the request: namespaces of a frozen box, mounts of other boxes, memory for a long answer."""
+
+
+class Busy(Exception):
+    """Something works in the box, so that its files cannot be switched now."""
+
+
+class LayerEntry:
+    """Runs in the fork."""
+
+    def __init__(self, request: LayerRequest, sock: socket.socket) -> None:
+        self._request = request
+        self._sock = sock
+        self._guests: list[socket.socket] = []
+        self._namespaces: list[int] = []
+        self._sent: list[int] = []
+        self._unmapped: list[int] = []
+        self._proc_self = -1
+        self._parts: set[int] = set()
+        self._unused: list[str] = []
+        self._unused_works: list[str] = []
+        self.step = "find the box"
+
+    def run(self) -> NoReturn:
+        """Do it, report, and end; never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()  # so that no signal to the spawner's group ends it half-way
+            kernel.close_all_but([self._sock.fileno(), *self._request.fds])
+            action, needs_quiet, needs_entry = _ACTIONS[self._request.action]
+            self._proc_self = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            if needs_quiet or (needs_entry and not self._request.has_id_ranges):
+                self._ask_guests(stand_still=needs_quiet)
+            self.step = "enter the namespaces"
+            self._enter()
+            self.step = self._request.action
+            os.chdir("/")
+            self._check_unmapped()
+            answer = action(self, View(self._proc_self))
+            wire.send(self._sock, {"ready": True, **answer}, self._sent)
+        except Busy as busy:
+            wire.send(self._sock, {"busy": list(busy.args[0]), "count": busy.args[1]}, self._namespaces)
+        except BaseException as error:
+            with suppress(OSError):
+                wire.send(self._sock, wire.error_message(self.step, error))
+            os._exit(1)
+        for guest in self._guests:
+            guest.close()  # the box goes on
+        self._sock.close()
+        with suppress(BaseException):
+            self._remove_unused()
+        os._exit(0)
+
+    # --- entering ---------------------------------------------------------------------------------------------
+
+    def _ask_guests(self, *, stand_still: bool) -> None:
+        """Ask every guest to stand still, PID 1 last, which also says what else runs in the box."""
+        names = sorted(name for name in os.listdir(self._request.directory) if name.startswith("deputy"))
+        pids, busy, count = [], [], 0
+        for name in (*names, "guest"):
+            self.step = f"ask the box's {name}"
+            try:
+                sock = _connect(self._request.directory, name)
+            except ConnectionRefusedError:
+                if name == "guest":
+                    raise
+                continue  # a root guest that has ended
+            self._guests.append(sock)
+            pids.append(_Answer(sock).fields["pid"])
+            fields = {"op": "hold", "guests": pids, "wait": stand_still}
+            if name == "guest" and not self._request.has_id_ranges:
+                fields["namespaces"] = True
+            sock.sendall(frame(REQUEST, 1, encode(fields)))
+            answer = _Answer(sock)
+            if "code" in answer.fields:
+                raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), name)
+            busy += [str(each)[:100] for each in answer.fields["busy"]]
+            count += int(answer.fields["count"])
+            self._namespaces = answer.descriptors
+        if stand_still and count:
+            raise Busy(busy[:20], count)
+
+    def _enter(self) -> None:
+        request = self._request
+        if request.has_id_ranges:
+            pidfd = request.process.open()
+            if pidfd is None:
+                raise ProcessLookupError(errno.ESRCH, "the box no longer runs")
+            self._map_ids()
+            kernel.setns(pidfd, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+            os.close(pidfd)
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            return
+        found = self._given("namespaces") or self._namespaces
+        # Threat: a guest that was taken over sends other namespaces than its own.
+        for fd, known in zip(found, request.namespaces, strict=True):
+            if os.readlink(f"/proc/self/fd/{fd}") != known:
+                raise PermissionError(errno.EPERM, "the guest showed another namespace than its own")
+        for fd, kind in zip(found, (kernel.CLONE_NEWUSER, kernel.CLONE_NEWNS), strict=True):
+            kernel.setns(fd, kind)
+
+    def _map_ids(self) -> None:
+        """Have the files of other boxes seem this box's own. Only root on the host may, before it enters."""
+        if not self._given("trees"):
+            return
+        userns = os.open(f"/proc/{self._request.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for tree in self._given("trees"):
+                try:
+                    kernel.mount_setattr(
+                        tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_IDMAP, userns=userns
+                    )  # fmt: skip
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._unmapped.append(tree)
+        finally:
+            os.close(userns)
+
+    def _check_unmapped(self) -> None:
+        """Refuse a mount whose ids could not be mapped, unless it is this box's own, which has the right ids already.
+
+        A file system of the box's own user namespace is refused with the same error as one that maps no ids at all,
+        such as a tmpfs before Linux 6.3.
+        """
+        own = os.stat(".").st_dev
+        if any(os.fstat(tree).st_dev != own for tree in self._unmapped):
+            raise OSError(errno.ENOSYS, "this kernel maps no ids of a tmpfs (Linux 6.3 does)")
+
+    def _given(self, name: str) -> list[int]:
+        """The descriptors of the request that are `namespaces`, `trees` (mounts of another box), `plain` (the same
+        mounts once more) or `memory`, in this order."""
+        at = 0
+        for each in ("namespaces", "trees", "plain", "memory"):
+            count = int(self._request.values.get(each, 0))
+            if each == name:
+                return self._request.fds[at : at + count]
+            at += count
+        return []
+
+    # --- the operations ---------------------------------------------------------------------------------------
+
+    def values(self, name: str) -> list[str]:
+        return [str(each) for each in self._request.values.get(name, ())]
+
+    def _next_layer(self) -> str:
+        """A number that no layer of this box has had: an earlier process may still be removing the last ones."""
+        names = [name.removesuffix(".stack") for name in os.listdir(".")]
+        taken = [int(name) for name in names if name.isdecimal()]
+        with suppress(FileNotFoundError), open(_LAST, "rb") as file:
+            taken.append(int(file.read()))
+        layer = str(max(taken) + 1)
+        write_file(_LAST, layer.encode())
+        return layer
+
+    def _switch(self, view: View, below: State, fill: Callable[[], None] | None = None) -> str:
+        """Put a new empty layer over these, have `fill` write into it, and show it to the box."""
+        layer = self._next_layer()
+        try:
+            view.prepare(layer, below)
+            if fill is not None:
+                fill()
+            view.commit(layer)
+        except BaseException:
+            view.abandon(layer)
+            self._remove_layer(layer, set(view.parts))
+            raise
+        return layer
+
+    def checkpoint(self, view: View) -> dict[str, Any]:
+        """Freeze the present layer, and go on in a new one."""
+        below = self._squashed(view, view.state)
+        layer = self._switch(view, below)
+        self._keep(view, [layer, *below])
+        return {"state": below, "layer": layer, "squashed": below != view.state}
+
+    def copy(self, view: View) -> dict[str, Any]:
+        """Copy the present layer of a box that is frozen as a whole."""
+        layer, below = self._next_layer(), view.state[1:]
+        write_file(f"{layer}.stack", encode(below))
+        try:
+            for part in (0, *view.parts):
+                trees.copy_layer(upper(view.layer, part), upper(layer, part))
+        except BaseException:
+            self._remove_layer(layer, set(view.parts))
+            raise
+        self._keep(view, view.state, [layer, *below])
+        return {"state": [layer, *below]}
+
+    def rollback(self, view: View) -> dict[str, Any]:
+        """Show the box an earlier state, with a new layer over it."""
+        below = self.values("state")
+        self._check(view, below)
+        layer = self._switch(view, below)
+        self._keep(view, [layer, *below])
+        return {"layer": layer}
+
+    def compare(self, view: View) -> dict[str, Any]:
+        """Write what differs between two states to the memory that came with the request."""
+        start, end = self.values("start") or view.state, self.values("end") or view.state
+        self._check(view, start)
+        self._check(view, end)
+        found = changes.compare(view, start, end, with_text=bool(self._request.values.get("text")))
+        _write_all(self._given("memory")[0], encode(found))
+        return {}
+
+    def share(self, _view: View) -> dict[str, Any]:
+        """Send copies of the mounts that hold this box's layers; as root twice, because ids can be mapped only once."""
+        sources = sorted(name for name in os.listdir(".") if name[0] == "r" and name[1:].isdecimal())
+        names = (".", *sources) * (2 if self._request.has_id_ranges else 1)
+        with self._detached_mounts():
+            self._sent = [kernel.open_tree(kernel.AT_FDCWD, name, kernel.OPEN_TREE_CLONE) for name in names]
+        return {"sources": 1 + len(sources)}
+
+    @contextmanager
+    def _detached_mounts(self) -> Iterator[None]:
+        """Permit mounts that are attached nowhere. The kernel counts each as a namespace, of which a box has none.
+
+        Its user namespace is ours, and so is what the host's /proc shows of it.
+        """
+        limit = os.open("../sys/user/max_mnt_namespaces", os.O_RDWR | os.O_CLOEXEC, dir_fd=self._proc_self)
+        try:
+            before = os.read(limit, 32)
+            os.pwrite(limit, b"64", 0)
+            try:
+                yield
+            finally:
+                os.pwrite(limit, before, 0)
+        finally:
+            os.close(limit)
+
+    def adopt(self, view: View) -> dict[str, Any]:
+        """Show a new box the state of another one, whose layers came as mounts."""
+        trees_given, plain = self._given("trees"), self._given("plain")
+        for number, tree in enumerate(trees_given):
+            os.mkdir(f"s{number}", 0o755)
+            os.mkdir(f"r{number}", 0o755)
+            if plain:
+                attach(plain[number], f"r{number}")
+                attach(tree, f"s{number}")
+            else:
+                attach(tree, f"r{number}")
+                kernel.mount(f"r{number}", f"s{number}", None, kernel.MS_BIND, None)
+        below = [foreign(layer, "s") for layer in self.values("state")]
+        self._check(view, below)
+        layer = self._switch(view, below)
+        self._keep(view, [layer, *below])
+        return {"state": below, "layer": layer}
+
+    def merge(self, view: View) -> dict[str, Any]:
+        """Bring the changes of a fork into this box, all or none."""
+        _write_all(self._given("memory")[0], encode(merge.merge(self, view)))
+        return {}
+
+    def attach_fork(self) -> None:
+        """Mount the bases that hold the fork's layers at `f0`, `f1`, ... for the time of a merge."""
+        for number, tree in enumerate(self._given("trees")):
+            with suppress(FileExistsError):
+                os.mkdir(f"f{number}", 0o755)
+            attach(tree, f"f{number}")
+
+    def detach_fork(self) -> None:
+        for number, _ in enumerate(self._given("trees")):
+            umount(f"f{number}")
+            os.rmdir(f"f{number}")
+
+    def switch_to(self, view: View, fill: Callable[[], None]) -> None:
+        """Show the box a new layer over its present ones, after `fill` has written into it."""
+        layer = self._switch(view, view.state, fill)
+        self._keep(view, [layer, *view.state])
+
+    def prune(self, view: View) -> dict[str, Any]:
+        """Remove the layers that no state needs any more, after the answer."""
+        self._keep(view, view.state)
+        return {"state": view.state}
+
+    # --- keeping house ----------------------------------------------------------------------------------------
+
+    def _check(self, view: View, state: State) -> None:
+        """Refuse a state whose layers are not there."""
+        for layer in state:
+            name = layer.rpartition("/")[2]
+            if not name.isdecimal() or not stat.S_ISDIR(os.lstat(upper(layer)).st_mode):
+                raise FileNotFoundError(errno.ENOENT, "the box has no such layer", layer)
+
+    def _keep(self, view: View, *states: State) -> None:
+        """Decide which layers are removed after the answer: those that neither the box nor a kept state uses.
+
+        This is decided while no other process can add a layer.
+        """
+        kept = {layer for state in (*states, *(each.split(":") for each in self.values("keep"))) for layer in state}
+        self._parts = set(view.parts)
+        names = os.listdir(".")
+        layers = {name.removesuffix(".stack") for name in names}
+        self._unused = sorted(layer for layer in layers if layer.isdecimal() and layer not in kept)
+        top = states[0][0]
+        self._unused_works = [
+            name
+            for name in names
+            if name[0] == "x" and name[1:].partition(".")[0].isdecimal() and name[1:].partition(".")[0] != top
+        ]
+
+    def _squashed(self, view: View, state: State) -> State:
+        """Replace the lowest layers by one, if there are too many."""
+        if len(state) < _SQUASH_FROM:
+            return state
+        keeps, run = state[:_SQUASH_KEEPS], state[_SQUASH_KEEPS:]
+        layer = self._next_layer()
+        write_file(f"{layer}.stack", encode([]))
+        try:
+            for part in (0, *view.parts):
+                trees.squash([upper(each, part) for each in run], upper(layer, part))
+        except OSError as error:
+            self._remove_layer(layer, set(view.parts))
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EMLINK):
+                raise
+            return state  # there is no space for it; the box goes on with many layers
+        return [*keeps, layer]
+
+    def _remove_unused(self) -> None:
+        for layer in self._unused:
+            self._remove_layer(layer, self._parts)
+        for name in self._unused_works:
+            trees.remove(name)
+
+    def _remove_layer(self, layer: str, parts: set[int]) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{layer}.stack")
+        for part in (0, *parts):
+            trees.remove(upper(layer, part))
+            trees.remove(f"x{layer}.{part}" if part else f"x{layer}")
+
+
+def attach(tree: int, name: str) -> None:
+    kernel.mount_setattr(tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_RDONLY)
+    kernel.move_mount(tree, kernel.AT_FDCWD, name)
+
+
+class _Answer:
+    """One frame from a guest, bounded, with the descriptors that came along."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.descriptors: list[int] = []
+        length = HEADER.unpack(self._read(HEADER_SIZE))[0]
+        if length > MAX_CONTROL >> 8:
+            raise OSError(errno.EPROTO, "the guest's answer is too long")
+        self.fields = decode(self._read(length))
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece, ancillary, _, _ = self._sock.recvmsg(size - len(data), 256, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds = array.array("i")
+                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                    self.descriptors += fds.tolist()
+            if not piece:
+                raise ConnectionResetError(errno.ECONNRESET, "the guest has ended")
+            data += piece
+        return data
+
+
+def _connect(directory: str, name: str) -> socket.socket:
+    """Connect to a guest. The directory's descriptor keeps the path short enough for a Unix socket."""
+    above = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(_GUEST_TIMEOUT)
+        sock.connect(f"/proc/self/fd/{above}/{name}")
+        return sock
+    finally:
+        os.close(above)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+_ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool, bool]] = {
+    "checkpoint": (LayerEntry.checkpoint, True, True),
+    "copy": (LayerEntry.copy, False, False),
+    "rollback": (LayerEntry.rollback, True, True),
+    "compare": (LayerEntry.compare, False, True),
+    "share": (LayerEntry.share, False, True),
+    "adopt": (LayerEntry.adopt, True, True),
+    "merge": (LayerEntry.merge, True, True),
+    "prune": (LayerEntry.prune, False, True),
+}
+"""Each operation, whether the box must stand still for it, and whether the guest may be asked for the way in."""

@@ -1,0 +1,1 @@
+"""AstrBot's doors: the Bay API of Shipyard Neo, and the older Shipyard API."""
