@@ -100,7 +100,7 @@ STEPS = (
     Step("a file of the system", "echo x > /etc/agent.conf && cat /etc/agent.conf", "x", user="root",
          needs="writable", remedy="read-only"),
     Step("apt", DEB, "greetings", user="root", needs="writable", remedy="read-only"),
-    Step("apt without root", "apt-get update", "", needs="never", remedy="root"),
+    Step("apt without root", "dpkg -r base-files", "", needs="never", remedy="root"),
     Step("an address of the internet", "curl -sS -m 10 -o /dev/null http://deb.debian.org/ && echo reached", "",
          needs="network", remedy="no network"),
 )  # fmt: skip
@@ -117,7 +117,9 @@ async def walk(hutch: Hutch, profile: str, *, has_users: bool) -> list[str]:
         box = await hutch.create(profile=profile, network="off")
     wrong = []
     if not has_users and profile != "default":
-        assert any("read_only_root" in note for note in box.notes), "what an ordinary user cannot have is not said"
+        assert any(change.field == "read_only_root" for change in box.spec.adjustments), (
+            "what an ordinary user cannot have is not said"
+        )
     try:
         for step in STEPS:
             if step.user and not has_users:

@@ -17,8 +17,7 @@ class HutchSandbox(SandboxEnvironment):
         super().__init__()
         self._box = box
 
-    async def exec(self, cmd, input=None, cwd=None, env=None, user=None, timeout=None, timeout_retry=True,
-                   concurrency=True):  # fmt: skip
+    async def exec(self, cmd, input=None, cwd=None, env=None, user=None, timeout=None, **hints):
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             result = await self._box.exec(

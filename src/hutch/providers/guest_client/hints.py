@@ -8,7 +8,7 @@ _NO_NETWORK = (
     b"Could not resolve", b"Temporary failure in name resolution", b"Temporary failure resolving",
     b"Name or service not known", b"Network is unreachable", b"EAI_AGAIN", b"ENOTFOUND", b"ENETUNREACH",
 )  # fmt: skip
-_READ_ONLY = (b"Read-only file system", b"EROFS")
+_READ_ONLY = (b"Read-only file system", b"EROFS", b"read only lock file")
 _NOT_ROOT = (
     b"are you root?",
     b"Could not open lock file",
