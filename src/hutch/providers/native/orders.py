@@ -100,6 +100,20 @@ def inodes(limits: Limits) -> int:
     return max(4096, limits.disk_mb * _INODES_PER_MB)
 
 
+def stored_layers(store: str | None) -> list[str]:
+    """The layers of a store, topmost first. The box itself cannot write where this is read."""
+    try:
+        current = _read(f"{store}/current") if store else "0"
+        return [current, *json.loads(_read(f"{store}/{current}.stack"))] if current != "0" else ["0"]
+    except FileNotFoundError:
+        return ["0"]  # it never had a checkpoint
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 def request(
     order: Order, image: Image, store: str | None, *, has_id_ranges: bool, counts_processes: bool
 ) -> wire.Message:
@@ -135,6 +149,7 @@ def request(
             "pin": image.pin,
             "store": store,
             "workspace_binds": [(place.real, _target(place.target)[1:]) for place in shown],
+            "layers": stored_layers(store),
             "allowed": () if spec.network is NetworkMode.OFF else sorted(set(spec.allow_private)),
         },
         "parameters": {
