@@ -6,13 +6,22 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-python setup-bench pin demo test all-tests test-fast test-rootless check bench prove
+.PHONY: help setup dashboard wheel screenshots setup-python setup-bench pin demo test all-tests test-fast test-rootless check bench prove
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
-setup: ## system packages (as root) and .venv; quick when both are there
+setup: ## system packages (as root), .venv and the dashboard; quick when all are there
 	@tools/setup.sh
+
+dashboard: ## build the web page that `hutch serve` shows (needs Node)
+	@tools/dashboard.sh
+
+wheel: setup ## dist/*.whl, with the built dashboard
+	$(PYTHON) -m hatchling build -t wheel
+
+screenshots: setup ## a picture of every page of the dashboard, in build/screenshots
+	$(PYTHON) tools/screenshots.py $(ARGS)
 
 pin: ## renew tools/constraints.txt, the exact releases that setup installs
 	@tools/pin.sh
@@ -20,7 +29,7 @@ pin: ## renew tools/constraints.txt, the exact releases that setup installs
 demo: setup ## a box, a command, a file, a limit: the short tour
 	$(PYTHON) examples/demo.py $(ARGS)
 
-check: setup ## linters, types, import contracts, file lengths
+check: setup ## linters, types, import contracts, file lengths, links of documents
 	@tools/check.sh
 
 test: setup ## check, every test as this user, then (as root) the brief run as an ordinary user

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make a clone ready to work in: the system packages that the tests use, and .venv. Safe to run again at any time.
+# Make a clone ready to work in: the system packages that the tests use, .venv, and the built dashboard. Safe to run
+# again at any time.
 # With --python it installs no system package, and makes .venv only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,13 +16,13 @@ packages=(
   passt               # boxes with network, rootless
   bubblewrap          # a peer to measure beside, and what the sample provider makes boxes with
   postgresql          # the store that several machines share; the tests start a server of their own
-  file git            # what commands in the tests call
+  file git procps python3-pip adduser  # what commands in the tests call
   docker-registry     # images: the tests start one of their own, on loopback
   apache2-utils       # htpasswd, for a registry that asks who comes
   busybox-static      # the smallest image that can do something
   debootstrap         # a real distribution's image, in `make prove`
   chromium            # the browser that tries to drive a local server
-  nodejs              # MCP: the Inspector, and servers from the registry
+  nodejs              # the dashboard's build; MCP: the Inspector, and servers from the registry
   docker.io runc crun             # containers: the tests start engines of their own
   podman containernetworking-plugins
   runsc                           # gVisor, as a runtime of Docker
@@ -113,3 +114,5 @@ exec 9<pyproject.toml
 flock 9
 [[ ${1-} == --python ]] || system_packages 9<&-
 virtual_environment 9<&-
+# Without Node the server shows a plain page instead, and the tests of the dashboard say that they need it.
+[[ ${1-} == --python ]] || tools/dashboard.sh 9<&-

@@ -22,7 +22,8 @@ class HutchError(Exception):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "code" in cls.__dict__:
-            HutchError.by_code[cls.code] = cls
+            # A door may have a class of its own for a code; what crosses a boundary becomes the class of this file.
+            HutchError.by_code.setdefault(cls.code, cls)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ ABSENT = "a" * 20
 
 
 def test_tcp_always_needs_a_key(server: Server) -> None:
-    """Only the two health checks answer without a key or with a wrong one."""
+    """Only the two health checks answer without a key or with a wrong one; signing in takes a key in its body."""
     key = server.key("user", "matrix")
     wrong = (
         {},
@@ -30,7 +30,7 @@ def test_tcp_always_needs_a_key(server: Server) -> None:
         for headers in wrong:
             got = server.tcp(**headers).call(route.method, _filled(route))
             if route.may is May.ANYBODY:
-                assert got.status == 200, route.op
+                assert got.status == (200 if route.method == "GET" else 400), route.op
             else:
                 assert (got.status, got.json()["code"]) == (401, "unauthenticated"), (route.op, headers)
                 assert got.headers["www-authenticate"] == "Bearer"

@@ -44,6 +44,15 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         good(f"GET {path}", path)
     key = good("POST /v1/keys", "/v1/keys", {"role": "observer", "owner": "someone"})["key"]
     good("DELETE /v1/keys/{key}", f"/v1/keys/{key['id']}")
+    path = good("POST /v1/dashboard/links", "/v1/dashboard/links")["path"]
+    good("POST /v1/dashboard/session", "/v1/dashboard/session", {"code": path.partition("#")[2]})
+    good("GET /v1/dashboard/session", "/v1/dashboard/session")
+    good("DELETE /v1/dashboard/session", "/v1/dashboard/session")
+    connection, response = client.open("GET", "/v1/dashboard/live")
+    assert [response.readline() for _ in range(3)][2].startswith(b"data: {")
+    connection.close()
+    done.add("GET /v1/dashboard/live")
+    good("GET /v1/tools", "/v1/tools")
     good("POST /v1/volumes", "/v1/volumes", {"name": "routes"})
     good("GET /v1/volumes/{volume}", "/v1/volumes/routes")
     good("DELETE /v1/volumes/{volume}", "/v1/volumes/routes")
@@ -243,9 +252,12 @@ def test_bodies_have_a_bound(client: Client) -> None:
 
 def test_permissions_of_the_table() -> None:
     """Routes without a key reveal nothing; routes that only read are open to observers."""
-    assert {route.path for route in ROUTES if route.may is May.ANYBODY} == {"/healthz", "/readyz"}
+    assert {route.path for route in ROUTES if route.may is May.ANYBODY} == {
+        "/healthz", "/readyz", "/v1/dashboard/session",
+    }  # fmt: skip
     changing_reads = {route.op for route in ROUTES if route.method != "GET" and route.may is May.READ}
-    assert changing_reads == {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {
+    own = {"DELETE /v1/dashboard/session", "POST /v1/dashboard/links"}
+    assert changing_reads == own | {"POST /v1/plan"} | {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {
         f"POST /v1/boxes/{{box}}/{name}" for name in ("jobs/{job}/wait", "files/glob", "files/grep", "files/digest")
     }
 

@@ -181,6 +181,10 @@ class World:
         """Fields with which a body of this route does its work."""
         known: dict[str, Any] = {
             "POST /v1/boxes": {"memory_mb": 64},
+            "POST /v1/dashboard/session": {
+                "key": self._user.headers["authorization"].removeprefix("Bearer "),
+                "code": "",
+            },
             "POST /v1/keys": {"role": "observer", "owner": "passing"},
             "POST /v1/volumes": {"name": f"v{next(self._number)}"},
             "PUT /v1/session/current": {"box": self._box},

@@ -9,8 +9,8 @@ from typing import NoReturn
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.errors import Invalid
 
-SERVED = ("box", "volume", "events", "skill", "status", "mcp")
-"""Commands that work at a server as they do without one."""
+SERVED = ("box", "volume", "events", "skill", "status", "mcp", "dashboard")
+"""Commands that can be told which server to work at."""
 
 try:
     _WIDTH = max(40, min(os.get_terminal_size(1).columns - 2, 120))

@@ -383,6 +383,11 @@ class RemoteHutch:
         answer = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
         return convert_answer(answer["providers"], tuple[Capabilities, ...])
 
+    async def dashboard_path(self) -> str:
+        """Create a one-time link that signs a browser in as this client; returns its path below the server's URL."""
+        answer = await self._ask(dict[str, Any], "POST", "/v1/dashboard/links")
+        return str(answer["path"])
+
     async def check(self) -> None:
         """Raise unless the server answers and accepts this session."""
         await self._ask(dict[str, Any], "GET", "/v1/session/current")

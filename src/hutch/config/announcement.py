@@ -38,3 +38,8 @@ def owner_of(state_dir: Path) -> str:
     finally:
         trial.close()
     return path
+
+
+def browser_url(url: str) -> str:
+    """Return the URL for a browser on this machine: a server that listens on every address is at the loopback one."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")

@@ -78,7 +78,7 @@ def _check_user(user: str, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "user", f"user {user}: its boxes have only one id", "uid_range")
 
 
-_REMEDIES = {"ports": "leave `ports` out: no provider publishes them yet, but commands in the box can use them"}
+_REMEDIES = {"ports": "leave `ports` out, or use an engine that has a way to the ports of its boxes"}
 """Remedies for what no other provider has either."""
 
 

@@ -152,6 +152,8 @@ class Exchange:
             raise
         call.op = route.op
         if route.may is May.ANYBODY:
+            if route.method != "GET":  # Foreign pages must not sign a browser in.
+                self._auth.check_origin(call.headers, scope["scheme"])
             self._auth.count_anonymous(scope["client"])
         else:
             await self._authenticate(call, scope)
@@ -168,7 +170,7 @@ class Exchange:
 
     async def _authenticate(self, call: Call, scope: Scope) -> None:
         self._auth.check_origin(call.headers, scope["scheme"])
-        call.caller = await self._auth.authenticate(call.headers, scope["client"])
+        call.caller = await self._auth.authenticate(call.headers, scope["client"], scope)
         call.admit(scope)
 
     async def _run_handler(self, call: Call, route: Route, arguments: dict[str, Any]) -> None:

@@ -3,14 +3,15 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from hutch.config.server import ServerTable
 from hutch.errors import QuotaExceeded, Refused, Unauthenticated
-from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Keys, Role
 from hutch.model.record import Record
-from hutch.policy.rights import UNBOUND, Rights, narrowed
+from hutch.policy.rights import Rights
+from hutch.server.dashboard.sign_ins import LOCAL, SignIns, cookie_of, csrf_matches
 from hutch.server.http.headers import CORS_EXPOSED_HEADERS, CORS_REQUEST_HEADERS, check_headers
 
 UNIX = "unix"
@@ -63,9 +64,12 @@ class TokenBucket:
 class Authenticator:
     """Authenticates the requests of one listening socket, TCP or Unix."""
 
-    def __init__(self, keys: Keys, table: ServerTable, rights_of: Callable[[str], Rights], *, unix: bool) -> None:
-        """`rights_of` gives the rights of an owner's keys (`Config.rights_of`)."""
+    def __init__(
+        self, keys: Keys, sign_ins: SignIns, table: ServerTable, rights_of: Callable[[Key], Rights], *, unix: bool
+    ) -> None:
+        """`rights_of` gives the rights of a key (`Service.rights_of_key`)."""
         self._keys = keys
+        self._sign_ins = sign_ins
         self._rights_of = rights_of
         self._unix = unix
         self._rate = table.rate_per_sec
@@ -136,28 +140,58 @@ class Authenticator:
             "access-control-max-age": "600",
         }
 
-    async def authenticate(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
-        """The caller, by a key or by the peer credentials of a Unix socket; else Unauthenticated."""
-        text = key_text(headers)
+    async def authenticate(
+        self, headers: Mapping[str, str], client: tuple[str, int] | None, scope: Mapping[str, Any] | None = None
+    ) -> Caller:
+        """The caller, by a key or by the peer credentials of a Unix socket; else Unauthenticated.
+
+        With the request's `scope` a signed-in browser is recognised by its cookie too.
+        """
+        text, own_session = key_text(headers), ""
         if text:
             key = await self._keys.find(text)
             if key is None:
                 self.count_anonymous(client)
                 raise Unauthenticated("this key opens nothing", remedy="check it, or have one made: hutch key create")
-            key_id, role, owner, rights = key.id, key.role, key.owner, self._rights(key)
         elif self._unix and client is not None and client[0] == UNIX and client[1] in (0, os.geteuid()):
-            key_id, role, owner, rights = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER, UNBOUND
+            key = LOCAL
+        elif scope is not None and (cookie := cookie_of(headers)):
+            key = await self._of_browser(cookie, headers, client, scope)
+            own_session = f"dashboard-{key.id}"
         else:
             self.count_anonymous(client)
             raise Unauthenticated(
                 "this server needs a key", remedy="send it as `Authorization: Bearer …` or `Hutch-Key: …`"
             )
-        self._count(self._key_buckets, key_id, "with this key")
+        self._count(self._key_buckets, key.id, "with this key")
         check_headers(headers)
-        session = headers.get("hutch-session", "") or key_id
         return Caller(
-            key_id=key_id, role=role, owner=owner, session=session, over_all=_over_all(headers, role), rights=rights
+            key_id=key.id, role=key.role, owner=key.owner,
+            session=headers.get("hutch-session", "") or own_session or key.id, over_all=_over_all(headers, key.role),
+            rights=self._rights_of(key),
         )  # fmt: skip
+
+    async def _of_browser(
+        self, cookie: str, headers: Mapping[str, str], client: tuple[str, int] | None, scope: Mapping[str, Any]
+    ) -> Key:
+        """The key with which this browser signed in.
+
+        Browsers send the cookie by themselves, also for a page on another port of this host. So only the dashboard's
+        own origin may use it, a change must carry the token that only the dashboard can read, and a WebSocket must
+        name its origin.
+        """
+        found = await self._sign_ins.find(cookie)
+        if found is None:
+            self.count_anonymous(client)
+            raise Unauthenticated("you are signed out", remedy="sign in again", details={"signed_out": True})
+        origin, websocket = headers.get("origin"), scope["type"] == "websocket"
+        # Only the host is compared: behind a proxy that ends TLS the schemes differ, and check_origin knows the proxy.
+        foreign = origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower()
+        if foreign or (websocket and origin is None):
+            raise Refused("only the dashboard itself may use its session")
+        if not websocket and scope["method"] not in ("GET", "HEAD") and not csrf_matches(cookie, headers):
+            raise Refused("this change does not carry the session's token", remedy="reload the page")
+        return found[1]
 
     async def trust(self, key_id: str, session: str) -> Caller | None:
         """The caller behind a credential that names a key and was checked already; None if the key is revoked.
@@ -168,19 +202,25 @@ class Authenticator:
         if key is None:
             return None
         self._count(self._key_buckets, key.id, "with this key")
-        return Caller(key_id=key.id, role=key.role, owner=key.owner, session=session, rights=self._rights(key))
-
-    def _rights(self, key: Key) -> Rights:
-        """The rights of a key; an admin acts for the operator and is not restricted."""
-        return UNBOUND if key.role is Role.ADMIN else narrowed(self._rights_of(key.owner), key.id, key.rights)
+        return Caller(key_id=key.id, role=key.role, owner=key.owner, session=session, rights=self._rights_of(key))
 
 
 def _over_all(headers: Mapping[str, str], role: Role) -> bool:
     if "hutch-admin" not in headers:
         return False
+    _check_admin(role)
+    return True
+
+
+def act_over_all(caller: Caller) -> Caller:
+    """The caller as an admin who acts on every owner's boxes; Refused for every other role."""
+    _check_admin(caller.role)
+    return caller.but(over_all=True)
+
+
+def _check_admin(role: Role) -> None:
     if role is not Role.ADMIN:
         raise Refused("Hutch-Admin needs a key of role admin")
-    return True
 
 
 def key_text(headers: Mapping[str, str]) -> str:

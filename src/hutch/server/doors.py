@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hutch.server.auth import Authenticator
+from hutch.server.dashboard.pages import DashboardDoor
 from hutch.server.previews.door import PreviewDoor
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
@@ -56,4 +57,5 @@ def open_doors(service: Service, auth: Authenticator) -> Doors:
         LangBotDoor(service, auth),
         BayDoor(service, auth),
         ShipyardDoor(service, auth),
+        DashboardDoor(),
     ])  # fmt: skip

@@ -55,6 +55,7 @@ class MetricsCollector(Collector):
         yield from self._pool()
         yield from self._work()
         yield from self._server()
+        yield from self._ports()
         yield from self._receipts()
 
     def _boxes(self) -> Iterator[Metric]:
@@ -96,6 +97,14 @@ class MetricsCollector(Collector):
         yield _gauge("hutch_connections", "Open connections.", ("door",), _single(metrics.connections()))
         held = _single(metrics.held())
         yield _gauge("hutch_held_bytes", "Bytes held for callers: unread answers, unused bodies.", ("when",), held)
+
+    def _ports(self) -> Iterator[Metric]:
+        ports = self._keeper.ports
+        yield _gauge("hutch_port_connections", "Open connections to ports of boxes.", (), [((), ports.open)])
+        opened = [((), ports.opened)]
+        yield _counter("hutch_port_connections_opened", "Connections made to ports of boxes.", (), opened)
+        moved = _single({"in": ports.bytes_in, "out": ports.bytes_out})
+        yield _counter("hutch_port_bytes", "Bytes sent to and received from ports of boxes.", ("direction",), moved)
 
     def _receipts(self) -> Iterator[Metric]:
         queue = self._keeper.receipts.queue

@@ -109,6 +109,11 @@ class Call:
     def has_query(self) -> bool:
         return bool(self._scope["query_string"])
 
+    @property
+    def secure(self) -> bool:
+        """Whether the client came over TLS."""
+        return str(self._scope["scheme"]) in ("https", "wss")
+
     def header(self, name: str) -> str:
         return self.headers.get(name, "")
 

@@ -25,6 +25,8 @@ from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.spec import EffectiveSpec
 from hutch.model.status import Status
 from hutch.server.auth import Caller
+from hutch.server.dashboard import handlers as dashboard
+from hutch.server.dashboard import live
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
@@ -216,6 +218,13 @@ ROUTES = (
     Route("GET", "/v1/default", sessions.get_default, May.READ, sessions.Default),
     Route("PUT", "/v1/default", sessions.set_default, May.CHANGE, sessions.Default, fails=BOX_ERRORS),
     Route("POST", "/v1/scopes", sessions.scoped, May.CHANGE, sessions.FoundBox, long=True, fails=BOX_ERRORS),
+    Route("POST", "/v1/dashboard/session", dashboard.sign_in, May.ANYBODY, dashboard.SessionView,
+          fails=("unauthenticated", "refused")),
+    Route("GET", "/v1/dashboard/session", dashboard.get_session, May.READ, dashboard.SessionView),
+    Route("DELETE", "/v1/dashboard/session", dashboard.sign_out, May.READ),
+    Route("POST", "/v1/dashboard/links", dashboard.create_link, May.READ, dashboard.LinkView, status=(201,)),
+    Route("GET", "/v1/tools", dashboard.list_tools, May.READ, dashboard.ToolList, fails=skills.FAILS),
+    Route("GET", "/v1/dashboard/live", live.live, May.READ, long=True, streams={events.SSE: live.LiveMessage}),
     Route("GET", "/v1/find", boxes.find_box, May.READ, BoxInfo, fails=("not_found", "gone")),
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),

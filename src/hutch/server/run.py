@@ -19,6 +19,8 @@ from hutch.model.spec import Isolation
 from hutch.server import discovery
 from hutch.server.app import App
 from hutch.server.auth import Authenticator
+from hutch.server.dashboard.handlers import link_path
+from hutch.server.dashboard.sign_ins import LOCAL
 from hutch.server.doors import open_doors
 from hutch.server.handlers.mcp_endpoint import Mounts, OwnTools
 from hutch.server.handlers.mcp_hosting import HostedMount, Hostings
@@ -129,6 +131,11 @@ async def _serve(
         }
         state = await _ready_state(service, str(path), url, first_key)
         _report_state(state, report)
+        if url:
+            link = service.sign_ins.create_link(LOCAL)
+            report(
+                f"dashboard: {announcement.browser_url(url)}{link_path(link.code)} (signs in once, within 10 minutes)"
+            )
         running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
         for server, _ in servers:
             await server.ready.wait()
@@ -216,7 +223,7 @@ def _tcp_server(app: App, service: Service) -> HttpServer:
 
 
 def _app(service: Service, mounts: Mounts, *, unix: bool) -> App:
-    auth = Authenticator(service.keys, service.config.server, service.rights_of, unix=unix)
+    auth = Authenticator(service.keys, service.sign_ins, service.config.server, service.rights_of_key, unix=unix)
     return App(service, auth, mounts, open_doors(service, auth))
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hutch.config import Config
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.keys import Keys
+from hutch.keeper.keys import Key, Keys, Role
 from hutch.keeper.questions import Questions
 from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.record import Record
-from hutch.policy.rights import Rights
+from hutch.policy.rights import UNBOUND, Rights, narrowed
+from hutch.server.dashboard.readings import RecentEvents, Usages
+from hutch.server.dashboard.sign_ins import SignIns
 from hutch.server.http.connections import Connections, descriptors
 from hutch.server.metrics import Metrics
 from hutch.server.previews.issuer import Previews
@@ -66,6 +68,7 @@ class Service:
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
         self.keys = Keys(keeper.store)
+        self.sign_ins = SignIns(keeper.store, self.keys)
         self.metrics = Metrics(keeper)
         self.budget = Budget(self.config.server)
         self.metrics.held = self.budget.usage
@@ -79,6 +82,8 @@ class Service:
         self.hostings: Hostings
         """MCP servers in boxes; set after construction, because they need the service."""
         self.event_signal = EventSignal()
+        self.recent_events = RecentEvents()
+        self.usages = Usages(keeper)
         self.draining = asyncio.Event()
         """Set when the server begins to stop: streams and waits that never end by themselves end then."""
         self.stop_requested: asyncio.Event | None = None
@@ -87,7 +92,7 @@ class Service:
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
         self._rights: dict[str, Rights] = {}
-        keeper.states.listeners += [self.event_signal.notify, self.presence.on_event]
+        keeper.states.listeners += [self.recent_events.add, self.event_signal.notify, self.presence.on_event]
         keeper.operations.listeners.append(self.metrics.on_receipt)
 
     def drain(self) -> None:
@@ -119,6 +124,10 @@ class Service:
         if owner not in self._rights:
             self._rights[owner] = self.config.rights_of(owner)
         return self._rights[owner]
+
+    def rights_of_key(self, key: Key) -> Rights:
+        """The rights of a key; an admin acts for the operator and is not restricted."""
+        return UNBOUND if key.role is Role.ADMIN else narrowed(self.rights_of(key.owner), key.id, key.rights)
 
     @property
     def config(self) -> Config:

@@ -8,7 +8,7 @@ import sys
 import urllib.parse
 
 PAGE = b"<!doctype html><title>box</title><p id=hello>hello from the box</p>"
-requests = 0
+seen = []
 
 
 async def read_head(reader):
@@ -73,12 +73,11 @@ async def websocket(reader, writer, headers):
 
 
 async def serve(reader, writer):
-    global requests
     try:
         while head := await read_head(reader):
-            requests += 1
             first, *lines = head.decode("latin-1").split("\r\n")
             method, target, _ = first.split(" ", 2)
+            seen.append([method, target])
             pairs = [line.split(": ", 1) for line in lines if ": " in line]
             headers = {name.lower(): value for name, value in pairs}
             path, _, query = target.partition("?")
@@ -111,8 +110,9 @@ async def respond(method, path, given, target, pairs, headers, reader, writer):
     elif path == "/echo":
         shown = {"method": method, "target": target, "headers": pairs, "body": body.decode("latin-1")}
         writer.write(answer(200, json.dumps(shown).encode(), Content_Type="application/json"))
-    elif path == "/requests":
-        writer.write(answer(200, str(requests).encode()))
+    elif path == "/seen":
+        writer.write(answer(200, json.dumps(seen[:-1]).encode()))
+        seen.clear()
     elif path == "/bytes":
         size = int(given["n"])
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode())

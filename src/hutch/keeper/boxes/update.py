@@ -19,7 +19,7 @@ from hutch.keeper.engines import Engines
 from hutch.model.limits import Limits
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
 from hutch.model.state import State
-from hutch.policy import rights
+from hutch.policy import rights, values
 from hutch.policy.change import Change
 from hutch.policy.rights import Action
 
@@ -116,6 +116,13 @@ class Updater:
             )
             if live.instance is not None and live.record.state is State.RUNNING:
                 await live.instance.set_clocks(ttl_sec=own_ttl(changed, live.record.created_at))
+
+    async def set_labels(self, live: Live, labels: dict[str, str]) -> None:
+        """Replace the labels of a live box."""
+        values.check_labels(labels)
+        async with live.state_lock:
+            changed = live.record.spec.but(labels=labels)
+            await self._states.update(live.record, into=live, kind="changed", reason="labels", spec=changed)
 
     async def fit(self, live: Live, spec: Spec) -> None:
         """Fit a live box to a spec that may have changed since it was created: its limits follow.

@@ -38,7 +38,6 @@ _MISSING = (
     Missing(what="writable_root", reason="the root is writable by root only", remedy="work in /workspace"),
     Missing(what="mounts", reason="the box has a file system of its own", remedy="copy files with `hutch box cp`"),
     Missing(what="pause", reason="a machine that is stopped loses its processes", remedy="use the native provider"),
-    Missing(what="ports", reason="ports are not published", remedy="use the port from inside"),
 )
 
 
@@ -124,6 +123,7 @@ class BoxLiteProvider(Provider):
             provider=self.name,
             isolation=Isolation.VM,
             guest=True,
+            ports=True,
             durable_jobs=True,
             pty=True,
             watch=True,

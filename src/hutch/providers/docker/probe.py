@@ -133,6 +133,7 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
         provider=provider,
         isolation=found.isolation,
         guest=True,
+        ports=True,
         durable_jobs=True,
         pty=proof.pty,
         watch=True,
@@ -166,7 +167,6 @@ def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Mis
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
-        Missing(what="ports", reason="ports of containers are not published", remedy="use the port from inside"),
     ]
     if "cpus" not in context.machine.holds:
         found.append(

@@ -39,11 +39,6 @@ _MISSING = (
     Missing(what="writable_root", reason="the root is writable by root only", remedy="work in /workspace"),
     Missing(what="read_only_root", reason="its rights protect the root, not its mount", remedy="use another provider"),
     Missing(what="mounts", reason="the sandbox is on another machine", remedy="copy files with `hutch box cp`"),
-    Missing(
-        what="ports",
-        reason="ports are reached through E2B's own addresses",
-        remedy="use the port from inside",
-    ),
 )
 
 
@@ -104,6 +99,7 @@ class E2BProvider(Provider):
             provider=self.name,
             isolation=Isolation.VM,
             guest=True,
+            ports=True,
             durable_jobs=True,
             pty=True,
             watch=True,

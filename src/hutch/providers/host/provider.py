@@ -51,6 +51,7 @@ class HostProvider(CommandProvider):
             provider=self.name,
             isolation=Isolation.NONE,
             guest=True,
+            ports=True,
             durable_jobs=True,
             pty=True,
             watch=True,

@@ -94,7 +94,6 @@ def claims(settings: Settings, *, direct: bool | None, walled: bool) -> Capabili
             reason="a Pod has an interface; a NetworkPolicy refuses what it sends",
             remedy="use another provider where no interface may be there at all",
         ),
-        Missing(what="ports", reason="ports are reached through Hutch", remedy="use `hutch box url`"),
     ]
     if not settings.storage_class:
         missing.append(
@@ -108,6 +107,7 @@ def claims(settings: Settings, *, direct: bool | None, walled: bool) -> Capabili
         provider="kubernetes",
         isolation=Isolation(settings.isolation),
         guest=True,
+        ports=True,
         durable_jobs=True,
         pty=True,
         watch=True,

@@ -135,6 +135,7 @@ def capabilities(machine: Machine) -> Capabilities:
     return Capabilities(
         provider="native",
         guest=True,
+        ports=True,
         durable_jobs=True,
         pty=True,
         watch=True,

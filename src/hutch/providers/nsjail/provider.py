@@ -23,7 +23,6 @@ _MISSING = (
     Missing(what="users.root", reason="a jail has one user", remedy="use the native provider or Docker"),
     Missing(what="persistent", reason="the files of a jail are in memory", remedy="use the native provider or Docker"),
     Missing(what="writable_root", reason="a jail's root is read-only", remedy="work in /workspace"),
-    Missing(what="ports", reason="a jail has only its own loopback", remedy="use the port from inside"),
 )
 _NO_GROUPS = (
     Missing(what="grades.cpus", reason="no control group can be made here", remedy="run Hutch as root"),
@@ -79,6 +78,7 @@ class NsjailProvider(CommandProvider):
             provider=self.name,
             isolation=Isolation.NAMESPACES,
             guest=True,
+            ports=True,
             durable_jobs=True,
             pty=True,
             watch=True,

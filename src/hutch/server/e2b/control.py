@@ -18,9 +18,10 @@ from hutch.model.spec import NetworkMode, Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
-from hutch.server.e2b import labels, ports, shapes, templates
+from hutch.server.e2b import labels, ports, shapes, snapshots, templates
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.metrics import list_metrics
+from hutch.server.e2b.pages import page_of
 from hutch.server.e2b.requests import SESSION, Request
 from hutch.server.e2b.shapes import (
     DEFAULT_TIMEOUT,
@@ -32,7 +33,6 @@ from hutch.server.e2b.shapes import (
 )
 
 JSON = (("content-type", "application/json"),)
-MAX_PAGE = 100
 PAUSED_DAYS = 30
 ALL_TRAFFIC = "0.0.0.0/0"
 _ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
@@ -82,6 +82,8 @@ async def create(request: Request) -> Answer:
     if timeout < 1:
         raise Invalid("Timeout must be at least 1 second")
     call = request.call
+    if (forked := await _from_snapshot(request, body, timeout)) is not None:
+        return answer(await sandbox_of(request, forked), 201)
     spec = await _spec(request, body, timeout)
     key = call.header("idempotency-key")
     if len(key) > 200:
@@ -94,6 +96,29 @@ async def create(request: Request) -> Answer:
     if not key or not await access.of_box(record.id):
         await ports.open_ports(access, record, public=record.spec.labels.get(labels.TRAFFIC) != labels.PRIVATE)
     return answer(await sandbox_of(request, record), 201)
+
+
+async def _from_snapshot(request: Request, body: NewSandbox, timeout: int) -> BoxRecord | None:
+    """Create a sandbox with the files of a snapshot, like the one that it was made of; None if there is none."""
+    live = await snapshots.fork_snapshot(request, body.template_id)
+    if live is None:
+        return None
+    try:
+        spec = live.record.spec
+        online = spec.network is not NetworkMode.OFF
+        if body.env_vars or (body.allow_internet_access is not None and body.allow_internet_access is not online):
+            raise Unsupported(
+                "a sandbox from a snapshot has the variables and the network of the one that the snapshot was made of",
+                remedy="leave them out, and pass variables to each command",
+            )
+        wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
+        await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout))
+        access = request.call.service.previews.access
+        await ports.open_ports(access, live.record, public=wanted.get(labels.TRAFFIC) != labels.PRIVATE)
+    except BaseException:
+        await request.call.keeper.destroy(live.record.id, "its creation from a snapshot failed")
+        raise
+    return live.record
 
 
 def refuse_unenforced(body: NewSandbox) -> None:
@@ -117,9 +142,7 @@ def _refuse_rules(network: shapes.Network) -> None:
         raise Unsupported("network.deny_out can only deny everything here", remedy=f"deny {ALL_TRAFFIC}, or nothing")
 
 
-async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
-    spec = await templates.resolve(request.call.keeper, body.template_id)
-    env = {**(body.env_vars or {}), "E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id}
+def _own_labels(body: NewSandbox, timeout: int) -> dict[str, str]:
     given = {
         labels.TEMPLATE: body.template_id, labels.TIMEOUT: str(timeout),
         labels.AUTO_RESUME: "yes" if body.auto_resume is not None and body.auto_resume.enabled else "no",
@@ -128,8 +151,15 @@ async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
         given[labels.MASKED_HOST] = body.network.mask_request_host
     if body.network is not None and body.network.allow_public_traffic is False:
         given[labels.TRAFFIC] = labels.PRIVATE
+    return given
+
+
+async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
+    spec = await templates.resolve(request.call.keeper, body.template_id)
+    env = {**(body.env_vars or {}), "E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id}
+    wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
     spec = spec.but(
-        env=env, labels={**labels.of_metadata(body.metadata or {}), **given}, ttl_sec=float(timeout),
+        env=env, labels=wanted, ttl_sec=float(timeout),
         ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
     )  # fmt: skip
     if body.allow_internet_access is not None:
@@ -191,22 +221,9 @@ async def list_sandboxes(request: Request) -> Answer:
     query = request.query
     found = [record for record in _records(request) if _matches(record, query)]
     found.sort(key=lambda record: (record.created_at, record.id), reverse=query.get("order", "desc") != "asc")
-    page, token = _page(found, query)
+    page, token = page_of(found, query)
     headers = (("x-next-token", token),) if token else ()
     return answer([_listed(record) for record in page], 200, *headers)
-
-
-def _page(found: list[BoxRecord], query: dict[str, str]) -> tuple[list[BoxRecord], str]:
-    limit = query.get("limit", str(MAX_PAGE))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_PAGE):
-        raise Invalid(f"limit is a number from 1 to {MAX_PAGE}")
-    after = query.get("nextToken", "")
-    start = 0
-    if after:
-        start = next((index + 1 for index, record in enumerate(found) if record.id == after), len(found))
-    page = found[start : start + int(limit)]
-    more = start + int(limit) < len(found)
-    return page, page[-1].id if more and page else ""
 
 
 def _records(request: Request) -> list[BoxRecord]:
@@ -345,6 +362,10 @@ _ROUTES = (
     _route("POST", "/sandboxes/{sandbox}/timeout", set_timeout),
     _route("POST", "/sandboxes/{sandbox}/pause", pause),
     _route("POST", "/sandboxes/{sandbox}/resume", resume),
+    _route("POST", "/sandboxes/{sandbox}/fork", snapshots.fork),
+    _route("POST", "/sandboxes/{sandbox}/snapshots", snapshots.create),
+    _route("GET", "/snapshots", snapshots.list_snapshots),
+    _route("DELETE", "/templates/{any}", snapshots.delete),
     _route("GET", "/sandboxes/{sandbox}/metrics", list_metrics),
     _route("GET", "/templates/aliases/{any}", template_exists),
 )

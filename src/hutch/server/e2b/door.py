@@ -22,7 +22,7 @@ from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
 from hutch.server.e2b.metrics import agent_metrics
-from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request
+from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request, is_control_path
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
@@ -30,7 +30,6 @@ from hutch.server.previews.hosts import PortName
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
 
-_FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
 _SANDBOX = b"e2b-sandbox-id"
 
 
@@ -53,10 +52,7 @@ class E2BDoor:
             return True
         if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
             return self._is_sandbox(name)
-        first, _, rest = scope["path"][1:].partition("/")
-        if first in ("v2", "v3"):
-            first = rest.partition("/")[0]
-        return first in _FIRST_SEGMENTS and scope["type"] == "http"
+        return scope["type"] == "http" and (scope["path"] == "/files" or is_control_path(scope["path"]))
 
     def _is_sandbox(self, name: PortName) -> bool:
         """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""

@@ -16,6 +16,19 @@ TIMEOUT = f"{PREFIX}timeout"
 """The timeout that it was created with, which it gets again when a request resumes it."""
 
 
+SNAPSHOT = f"{PREFIX}snapshot"
+"""The name of a snapshot, or `-`. A box with this label holds the files of a snapshot and is no sandbox."""
+SNAPSHOT_OF = f"{PREFIX}snapshot-of"
+"""The sandbox from which a snapshot was made."""
+SNAPSHOT_TEMPLATE = f"{PREFIX}snapshot-template"
+"""The template of that sandbox."""
+
+
+def ours(given: dict[str, str]) -> dict[str, str]:
+    """Return the labels without a caller's metadata."""
+    return {key: value for key, value in given.items() if key.startswith(PREFIX)}
+
+
 def of_metadata(metadata: dict[str, str]) -> dict[str, str]:
     """Return the labels for a caller's metadata, which may not pretend to be ours."""
     for key in metadata:

@@ -36,3 +36,8 @@ class Sandboxes:
         await self.streams.cut(live.record.id)
         await self.keeper.pauser.pause(live, "paused by an E2B client")
         await self.set_end(live, 0.0)
+
+    async def relabel(self, live: Live, labels: dict[str, str], *, ttl_sec: float) -> None:
+        """Give a new fork labels and an end of its own, instead of those of the box that it was forked from."""
+        await self.keeper.updater.set_labels(live, labels)
+        await self.keeper.updater.set_ttl(live, ttl_sec)

@@ -20,7 +20,7 @@ from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.access import job_of, using
-from hutch.server.auth import Authenticator
+from hutch.server.auth import Authenticator, act_over_all
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.jobs import Size
 from hutch.server.handlers.ports import port_of
@@ -42,6 +42,8 @@ class TerminalQuery(Record, frozen=True, kw_only=True):
     cwd: str | None = None
     rows: Size = 24
     cols: Size = 80
+    admin: bool = False
+    """An admin acts without owner and lease, as with `Hutch-Admin: yes`, which browsers cannot send here."""
 
 
 class Resize(Record, frozen=True, kw_only=True):
@@ -125,10 +127,12 @@ class Sockets:
         call = Call(self._service, ANONYMOUS, scope, receive, {})
         try:
             route = await self._prepare(call, scope)
+            query: Record = call.query(route.query)
+            if isinstance(query, TerminalQuery) and query.admin:
+                call.caller = act_over_all(call.caller)
             who, account = who_of(call.caller, current_operation()), call.admit(scope)
             with called_by(who, call.caller.rights), allowed(account), telemetry.request(call.headers) as span:
                 telemetry.served(span, call.op, 101, current_operation())
-                query: Record = call.query(route.query)
                 if not route.needs_box:
                     await route.handler(call, socket, query)
                 else:
@@ -152,7 +156,7 @@ class Sockets:
 
     async def _prepare(self, call: Call, scope: Scope) -> SocketRoute:
         self._auth.check_origin(call.headers, scope["scheme"])
-        call.caller = await self._auth.authenticate(call.headers, scope["client"])
+        call.caller = await self._auth.authenticate(call.headers, scope["client"], scope)
         parts = scope["path"].strip("/").split("/")
         for path, route in SOCKETS.items():
             pattern = tuple(path.strip("/").split("/"))

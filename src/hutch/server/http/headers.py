@@ -46,6 +46,10 @@ REQUEST_HEADERS: Mapping[str, dict[str, Any]] = {
         "Each path is logged, and a path that is always refused stays refused.",
         "schema": {"type": "string", "maxLength": 16384, "pattern": _VISIBLE},
     },
+    "Hutch-Csrf": {
+        "description": "The token of a signed-in browser's session, which every change by cookie must carry.",
+        "schema": {"type": "string", "pattern": "^[0-9a-f]{1,64}$"},
+    },
     "Last-Event-ID": {
         "description": "Takes precedence over `after`; browsers send it when they reconnect.",
         "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},

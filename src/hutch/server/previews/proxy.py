@@ -177,9 +177,10 @@ class Answer:
             try:
                 self._parser.feed_data(data)
             except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-                self._problem = self._problem or str(error)
-            # What follows a complete answer belongs to nobody, because the connection ends with it.
-            if self._problem and not self._complete:
+                # What follows a complete answer belongs to nobody, because the connection ends with it.
+                if not self._complete:
+                    self._problem = self._problem or str(error)
+            if self._problem:
                 raise NotProxied(502, f"the program in the box does not speak HTTP/1.1: {self._problem}")
         return len(data)
 

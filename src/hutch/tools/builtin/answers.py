@@ -222,10 +222,20 @@ class BoxLifecycleAnswer(Answer):
     box: BoxAnswer | None
 
 
+class ChangeFacts(TypedDict):
+    path: str
+    kind: str
+    type: str
+    size: NotRequired[int]
+
+
 class BoxOperationAnswer(Answer):
     box: NotRequired[str]
     mime: NotRequired[str]
-    size: int
+    size: NotRequired[int]
+    checkpoint: NotRequired[str]
+    changes: NotRequired[list[ChangeFacts]]
+    left_out: NotRequired[list[str]]
     source_box: NotRequired[str]
     source_path: NotRequired[str]
     target_box: NotRequired[str]

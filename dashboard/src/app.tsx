@@ -1,0 +1,224 @@
+// The frame of every page: who is signed in, where one can go, whether the picture is live; and which page is shown.
+
+import { Component, type ReactNode, lazy, Suspense, useEffect, useState } from "react";
+import { Notice, Button, Link, Loading } from "./ui/basics";
+import { Toasts } from "./ui/dialog";
+import { Palette } from "./ui/palette";
+import { t, type Text, useLanguage } from "./i18n";
+import { connect, disconnect, live } from "./live";
+import { navigate, usePath } from "./router";
+import { prefer, preferences, resume, sessions, signOut, type Theme, useSession } from "./session";
+import { SignIn } from "./pages/sign-in";
+import { Overview } from "./pages/overview";
+import { Boxes } from "./pages/boxes";
+import { BoxPage } from "./pages/box/page";
+import { Approvals } from "./pages/approvals";
+
+const Skills = lazy(() => import("./pages/skills").then((page) => ({ default: page.Skills })));
+const McpServers = lazy(() => import("./pages/mcp-servers").then((page) => ({ default: page.McpServers })));
+const Tools = lazy(() => import("./pages/tools").then((page) => ({ default: page.Tools })));
+const Keys = lazy(() => import("./pages/keys").then((page) => ({ default: page.Keys })));
+const Audit = lazy(() => import("./pages/audit").then((page) => ({ default: page.Audit })));
+const Profiles = lazy(() => import("./pages/profiles").then((page) => ({ default: page.Profiles })));
+
+export const PAGES: { path: string; title: Text; admin?: boolean }[] = [
+  { path: "/", title: "Overview" },
+  { path: "/boxes", title: "Boxes" },
+  { path: "/approvals", title: "Approvals" },
+  { path: "/skills", title: "Skills" },
+  { path: "/mcp-servers", title: "MCP servers" },
+  { path: "/tools", title: "Tools" },
+  { path: "/profiles", title: "Profiles" },
+  { path: "/audit", title: "Audit" },
+  { path: "/keys", title: "Keys", admin: true },
+];
+
+export function App() {
+  useLanguage();
+  const phase = sessions.use((state) => state.phase);
+  const [first] = usePath();
+  const key = sessions.use((state) => state.session?.key_id);
+  const allOwners = preferences.use((state) => state.allOwners);
+  useEffect(() => {
+    if (phase !== "signed-in") return undefined;
+    connect();
+    return disconnect;
+  }, [phase, key, allOwners]);
+  useEffect(() => {
+    if (phase === "signed-in" && first === "sign-in") navigate("/", true);
+  }, [phase, first]);
+  if (phase === "loading") return <main className="alone"><Loading /></main>;
+  if (phase === "unreachable") {
+    return (
+      <main className="alone">
+        <Notice tone="error" title={t("The server does not answer.")} action={<Button onClick={() => void resume()}>{t("Try again")}</Button>}>
+          {t("It may be starting again. Nothing is lost: boxes go on without it.")}
+        </Notice>
+      </main>
+    );
+  }
+  if (phase === "signed-out") return <SignIn />;
+  return <Shell />;
+}
+
+function Shell() {
+  const [palette, setPalette] = useState(false);
+  const path = usePath();
+  useTitle(path);
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+        event.preventDefault();
+        setPalette((shown) => !shown);
+      }
+    };
+    window.addEventListener("keydown", press);
+    return () => window.removeEventListener("keydown", press);
+  }, []);
+  return (
+    <div className="shell">
+      <a className="skip" href="#content">{t("Skip to the content")}</a>
+      <Sidebar path={path} openPalette={() => setPalette(true)} />
+      <main id="content" tabIndex={-1}>
+        <Connection />
+        <Boundary key={path.slice(0, 2).join("/")}>
+          <Suspense fallback={<Loading />}>
+            <Page path={path} />
+          </Suspense>
+        </Boundary>
+      </main>
+      <Toasts />
+      {palette && <Palette onClose={() => setPalette(false)} />}
+    </div>
+  );
+}
+
+function Page({ path }: { path: string[] }) {
+  const [first, second, third] = path;
+  switch (first) {
+    case undefined: return <Overview />;
+    case "boxes": return second ? <BoxPage key={second} id={second} tab={third ?? "summary"} /> : <Boxes />;
+    case "approvals": return <Approvals />;
+    case "skills": return <Skills name={second} />;
+    case "mcp-servers": return <McpServers name={second} />;
+    case "tools": return <Tools />;
+    case "keys": return <Keys />;
+    case "audit": return <Audit chain={second} />;
+    case "profiles": return <Profiles />;
+    default: return <Notice tone="warning" title={t("There is no such page.")}><Link to="/">{t("Overview")}</Link></Notice>;
+  }
+}
+
+function Sidebar({ path, openPalette }: { path: string[]; openPalette: () => void }) {
+  const session = useSession();
+  const waiting = live.use((state) => state.questions.length);
+  const here = `/${path[0] ?? ""}`;
+  return (
+    <aside className="sidebar">
+      <Link to="/" className="brand">
+        <svg viewBox="0 0 32 32" width="22" height="22" aria-hidden="true">
+          <path d="M3 13 16 4l13 9" fill="none" stroke="currentColor" strokeWidth="3" strokeLinecap="round" strokeLinejoin="round" />
+          <rect x="4" y="13" width="24" height="15" rx="3" fill="currentColor" />
+          <path d="M10 16v9M16 16v9M22 16v9" stroke="var(--panel)" strokeWidth="2.4" strokeLinecap="round" />
+        </svg>
+        Hutch
+      </Link>
+      <nav aria-label={t("Pages")}>
+        {PAGES.filter((page) => !page.admin || session.role === "admin").map((page) => (
+          <a
+            key={page.path}
+            href={page.path}
+            aria-current={here === page.path ? "page" : undefined}
+            onClick={(event) => {
+              event.preventDefault();
+              navigate(page.path);
+            }}
+          >
+            {t(page.title)}
+            {page.path === "/approvals" && waiting > 0 && <b className="count">{waiting}</b>}
+          </a>
+        ))}
+      </nav>
+      <div className="sidebar-end">
+        <Button kind="quiet" className="find" onClick={openPalette}>
+          {t("Find anything")} <kbd>Ctrl K</kbd>
+        </Button>
+        <Account />
+      </div>
+    </aside>
+  );
+}
+
+function Account() {
+  const session = useSession();
+  const { theme, language, allOwners } = preferences.use((state) => state);
+  return (
+    <details className="account">
+      <summary>
+        <span className="account-name">{session.name || session.key_id}</span>
+        <small>{t(ROLES[session.role])} · {session.owner}</small>
+      </summary>
+      <div className="account-menu">
+        {session.role === "admin" && (
+          <label className="check">
+            <input type="checkbox" checked={allOwners} onChange={(event) => prefer({ allOwners: event.target.checked })} />
+            {t("Show all owners")}
+          </label>
+        )}
+        <label>
+          {t("Theme")}
+          <select value={theme} onChange={(event) => prefer({ theme: event.target.value as Theme })}>
+            <option value="system">{t("as the system")}</option>
+            <option value="light">{t("light")}</option>
+            <option value="dark">{t("dark")}</option>
+          </select>
+        </label>
+        <label>
+          {t("Language")}
+          <select value={language} onChange={(event) => prefer({ language: event.target.value as "en" | "zh" })}>
+            <option value="en">English</option>
+            <option value="zh">中文</option>
+          </select>
+        </label>
+        <Button onClick={() => void signOut()}>{t("Sign out")}</Button>
+      </div>
+    </details>
+  );
+}
+
+const ROLES = { admin: "administrator", user: "user", observer: "observer" } as const;
+
+function Connection() {
+  const connection = live.use((state) => state.connection);
+  const why = live.use((state) => state.why);
+  if (connection !== "lost") return null;
+  return (
+    <Notice tone="warning" title={t("Disconnected: what you see is the last known state.")}>
+      {why} {t("Trying again by itself. Boxes and jobs go on meanwhile.")}
+    </Notice>
+  );
+}
+
+function useTitle(path: string[]): void {
+  const waiting = live.use((state) => state.questions.length);
+  const title = PAGES.find((page) => page.path === `/${path[0] ?? ""}`)?.title;
+  useEffect(() => {
+    document.title = `${waiting ? `(${waiting}) ` : ""}${title ? `${t(title)} · ` : ""}Hutch`;
+  });
+}
+
+/** A defect in one page leaves the others usable. */
+class Boundary extends Component<{ children: ReactNode }, { error: unknown }> {
+  override state = { error: undefined as unknown };
+  static getDerivedStateFromError(error: unknown) {
+    return { error };
+  }
+  override render() {
+    if (this.state.error === undefined) return this.props.children;
+    return (
+      <Notice tone="error" title={t("Something went wrong in this page.")} action={<Button onClick={() => location.reload()}>{t("Reload")}</Button>}>
+        {String(this.state.error)}
+      </Notice>
+    );
+  }
+}

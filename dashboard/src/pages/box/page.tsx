@@ -1,0 +1,110 @@
+// One box: what it is, a terminal, its jobs, files, events and receipts, each under an address of its own.
+
+import { lazy, Suspense, useEffect, useRef } from "react";
+import { get } from "../../api/http";
+import type { BoxInfo } from "../../api/types";
+import { boxTitle } from "../../format";
+import { t, type Text } from "../../i18n";
+import { live, type LiveBox, now } from "../../live";
+import { seesAll } from "../../session";
+import { CopyText, Link, Loaded, Loading, Notice, StateBadge, useLoaded } from "../../ui/basics";
+import { TimeLeft } from "../../ui/clock";
+import { BoxActions } from "./actions";
+import { Summary } from "./summary";
+
+const Terminal = lazy(() => import("./terminal").then((tab) => ({ default: tab.Terminal })));
+const Jobs = lazy(() => import("./jobs").then((tab) => ({ default: tab.Jobs })));
+const Files = lazy(() => import("./files").then((tab) => ({ default: tab.Files })));
+const Records = lazy(() => import("./records").then((tab) => ({ default: tab.Records })));
+
+const TABS: [name: string, title: Text][] = [
+  ["summary", "Summary"],
+  ["terminal", "Terminal"],
+  ["jobs", "Jobs"],
+  ["files", "Files"],
+  ["events", "Events"],
+  ["receipts", "Receipts"],
+];
+
+export function BoxPage({ id, tab }: { id: string; tab: string }) {
+  const present = live.use((state) => state.boxes.get(id));
+  const connection = live.use((state) => state.connection);
+  const last = useRef<LiveBox>(undefined);
+  if (present) last.current = present;
+  const box = last.current;
+  if (!box) return connection === "connecting" ? <Loading rows={5} /> : <Absent id={id} tab={tab} />;
+  return <BoxView box={box} tab={tab} gone={!present && connection === "live"} />;
+}
+
+/** A box that the live picture does not hold: gone, another owner's, or never there. */
+function Absent({ id, tab }: { id: string; tab: string }) {
+  const loaded = useLoaded(id, (signal) => get<BoxInfo>(`/v1/boxes/${encodeURIComponent(id)}`, { admin: seesAll(), signal }));
+  if (tab === "events" || tab === "receipts") {
+    return (
+      <>
+        <h1 className="mono">{id}</h1>
+        <Tabs id={id} tab={tab} only={["events", "receipts"]} />
+        <Suspense fallback={<Loading />}><Records id={id} which={tab} /></Suspense>
+      </>
+    );
+  }
+  return (
+    <>
+      <h1 className="mono break">{id}</h1>
+      <Loaded of={loaded}>{(box) => <BoxView box={{ ...box, told_at: now() }} tab={tab} gone={false} />}</Loaded>
+      <p><Link to="/boxes">{t("All boxes")}</Link> · <Link to={`/boxes/${id}/events`}>{t("Events")}</Link> · <Link to={`/boxes/${id}/receipts`}>{t("Receipts")}</Link></p>
+    </>
+  );
+}
+
+function BoxView({ box, tab, gone }: { box: LiveBox; tab: string; gone: boolean }) {
+  const why = live.use((state) => state.gone.get(box.id));
+  useEffect(() => {
+    document.title = `${boxTitle(box)} · Hutch`;
+  });
+  return (
+    <div className="box-page">
+      <div className="bar">
+        <h1 className="cut" title={boxTitle(box)}>{boxTitle(box)}</h1>
+        {gone ? <StateBadge state="gone" /> : <StateBadge state={box.state} />}
+        <CopyText text={box.id} />
+        <span className="dim cut">{box.owner} · {box.spec.profile}</span>
+        {!gone && <span title={t("Time left")}><TimeLeft box={box} /></span>}
+      </div>
+      {gone ? (
+        <Notice tone="warning" title={t("This box is gone.")}>{why} {t("Its events and receipts remain.")}</Notice>
+      ) : (
+        <BoxActions box={box} />
+      )}
+      {!gone && (box.state === "error" || box.state === "unknown") && <Notice tone="error" title={box.reason || box.state} />}
+      {!gone && (box.state === "creating" || box.state === "restoring") && <Notice title={t("The box is being made.")}>{t("This page follows it.")}</Notice>}
+      <Tabs id={box.id} tab={tab} />
+      <Suspense fallback={<Loading />}>
+        <TabContent box={box} tab={tab} gone={gone} />
+      </Suspense>
+    </div>
+  );
+}
+
+function TabContent({ box, tab, gone }: { box: LiveBox; tab: string; gone: boolean }) {
+  if (tab === "events" || tab === "receipts") return <Records id={box.id} which={tab} />;
+  if (tab === "summary") return <Summary box={box} />;
+  if (gone) return null;
+  if (box.state === "creating") return <Loading />;
+  if (tab === "terminal") return <Terminal box={box} />;
+  if (tab === "jobs") return <Jobs box={box} />;
+  if (tab === "files") return <Files box={box} />;
+  return <Notice tone="warning" title={t("There is no such page.")} />;
+}
+
+function Tabs({ id, tab, only }: { id: string; tab: string; only?: string[] }) {
+  return (
+    <nav className="tabs" aria-label={t("Parts of this box")}>
+      {TABS.filter(([name]) => !only || only.includes(name)).map(([name, title]) => (
+        <Link key={name} to={`/boxes/${id}${name === "summary" ? "" : `/${name}`}`} className={tab === name ? "here" : ""}>
+          {t(title)}
+        </Link>
+      ))}
+    </nav>
+  );
+}

@@ -1,0 +1,69 @@
+"""Take pictures of every page of the dashboard, in both themes and languages at three widths, for people to look at.
+
+usage: tools/screenshots.py [--only PAGE] [--out DIRECTORY]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.dashboard.browsing import chromium, visiting
+from tests.dashboard.sample import Sample, sample_server
+
+WIDTHS = (360, 1024, 1920)
+HEIGHT = 900
+
+
+def pages(sample: Sample) -> dict[str, str]:
+    box = f"/boxes/{sample.box}"
+    return {
+        "overview": "/", "boxes": "/boxes", "box": box, "terminal": f"{box}/terminal", "jobs": f"{box}/jobs",
+        "files": f"{box}/files", "events": f"{box}/events", "receipts": f"{box}/receipts", "approvals": "/approvals",
+        "skills": f"/skills/{sample.skill}", "mcp-servers": f"/mcp-servers/{sample.mcp_server}", "tools": "/tools",
+        "profiles": "/profiles", "audit": "/audit", "keys": "/keys",
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="take this page only")
+    parser.add_argument("--out", type=Path, default=Path("build/screenshots"))
+    parser.add_argument("--widths", type=lambda text: tuple(map(int, text.split(","))), default=WIDTHS)
+    parser.add_argument("--themes", default="light,dark")
+    parser.add_argument("--languages", default="en,zh")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with sample_server() as sample, chromium() as browser, visiting(browser, sample.server) as visitor:
+        page = visitor.page
+        page.set_viewport_size({"width": 1024, "height": HEIGHT})
+        page.goto(visitor.url + "/sign-in")
+        page.get_by_label("Key").wait_for()
+        page.screenshot(path=arguments.out / "sign-in.png")
+        visitor.sign_in(sample.admin)
+        for language in arguments.languages.split(","):
+            for theme in arguments.themes.split(","):
+                chosen = f'{{"theme": "{theme}", "language": "{language}", "allOwners": true}}'
+                page.evaluate("(value) => localStorage.setItem('hutch', value)", chosen)
+                for name, path in pages(sample).items():
+                    if arguments.only and arguments.only != name:
+                        continue
+                    visitor.go(path)
+                    page.locator("main h1, main .panel, main .rows").first.wait_for()
+                    for width in arguments.widths:
+                        page.set_viewport_size({"width": width, "height": HEIGHT})
+                        if name == "terminal":
+                            page.locator("[data-phase=open]").wait_for()
+                        if name in ("files", "jobs"):
+                            page.locator(".choices button").first.click()
+                        page.wait_for_timeout(2600 if name == "overview" and width == arguments.widths[0] else 400)
+                        page.screenshot(path=arguments.out / f"{name}-{theme}-{language}-{width}.png")
+        for error in visitor.errors + visitor.foreign:
+            print(f"screenshots: {error}", file=sys.stderr)
+    print(f"screenshots: {len(list(arguments.out.glob('*.png')))} in {arguments.out}")
+    return 1 if visitor.errors or visitor.foreign else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
