@@ -20,6 +20,7 @@ from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Starte
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
+from hutch.providers.guest_client.hints import remedy_for
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import (
@@ -298,6 +299,8 @@ class GuestInstance(Instance):
         stdout, stderr = channel.output(0), channel.output(1)
         fork_refused = bool(end.exit_code) and (complains(stderr) or complains(stdout))
         verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
+        if verdict.cause is Cause.EXIT and (remedy := remedy_for(stdout, stderr, self.spec, self._user_of(link))):
+            verdict = verdict.but(remedy=remedy)
         return Result(
             job_id=end.job,
             exit_code=_exit_code(end),
@@ -313,6 +316,9 @@ class GuestInstance(Instance):
             usage=_usage(end, after),
             notes=_notes(end.cleared),
         )
+
+    def _user_of(self, link: Link) -> str:
+        return next((user for user, each in self._links.items() if each is link), self._guest_user)
 
     async def _verdict(
         self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool

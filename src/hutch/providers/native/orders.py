@@ -49,6 +49,7 @@ def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
         "LANG": "C.UTF-8", "HOSTNAME": name, "TMPDIR": "/tmp",
         # `nproc` and OpenMP programs believe this more than the kernel, which shows every processor to every box.
         "OMP_NUM_THREADS": str(visible_cpus(spec.limits.cpus)),
+        "NPM_CONFIG_PREFIX": f"/{HOME}/.local",
     }  # fmt: skip
     return standard | spec.env | spec.secrets
 
@@ -65,7 +66,7 @@ def root_guest_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) ->
     """The options of a root guest, which runs as long as the box does, whoever is connected."""
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
-    own = {"HOME": home, "USER": name, "LOGNAME": name}
+    own = {"HOME": home, "USER": name, "LOGNAME": name, "NPM_CONFIG_PREFIX": f"{home}/.local"}
     if "PATH" not in spec.env:
         own["PATH"] = _path(home)
     env = environment(spec, record.box_id[:12]) | own
