@@ -157,7 +157,7 @@ class Templates:
         if prepared is None or not isinstance(instance, GuestInstance):
             return None
         try:
-            kernel = {"cwd": command.cwd, "env": command.env, "name": command.name}
+            kernel: dict[str, Any] = {"cwd": command.cwd, "env": command.env, "name": command.name}
             link = await self.find_guest(instance)
             if link is not None:
                 return instance.started_kernel(await link.request("kernel", **kernel)), ()

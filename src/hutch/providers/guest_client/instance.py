@@ -302,20 +302,11 @@ class GuestInstance(Instance):
         if verdict.cause is Cause.EXIT and (remedy := remedy_for(stdout, stderr, self.spec, self._user_of(link))):
             verdict = verdict.but(remedy=remedy)
         return Result(
-            job_id=end.job,
-            exit_code=_exit_code(end),
-            signal=end.signal,
-            stdout_bytes=stdout,
-            stderr_bytes=stderr,
-            stdout_total=end.stdout_total,
-            stderr_total=end.stderr_total,
-            stdout_truncated=len(stdout) < end.stdout_total,
-            stderr_truncated=len(stderr) < end.stderr_total,
-            lingering=end.lingering,
-            verdict=verdict,
-            usage=_usage(end, after),
-            notes=_notes(end.cleared),
-        )
+            job_id=end.job, exit_code=_exit_code(end), signal=end.signal, stdout_bytes=stdout, stderr_bytes=stderr,
+            stdout_total=end.stdout_total, stderr_total=end.stderr_total,
+            stdout_truncated=len(stdout) < end.stdout_total, stderr_truncated=len(stderr) < end.stderr_total,
+            lingering=end.lingering, verdict=verdict, usage=_usage(end, after), notes=_notes(end.cleared),
+        )  # fmt: skip
 
     def _user_of(self, link: Link) -> str:
         return next((user for user, each in self._links.items() if each is link), self._guest_user)
