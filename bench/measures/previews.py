@@ -24,6 +24,7 @@ import http.server, sys
 PIECE = bytes(1 << 18)
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     def do_GET(self):
         size = {LARGE} if self.path == "/large" else 2
         self.send_response(200)

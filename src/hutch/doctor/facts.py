@@ -62,6 +62,10 @@ class Facts:
     """The configured address of previews (`server.previews`), or "" for names below localhost."""
     previews_resolve: bool = True
     """Whether a name below the configured domain has an address, as a wildcard entry gives it."""
+    address: str = ""
+    """Host and port of `hutch serve`, or "" if it does not listen on TCP."""
+    shared_roots: tuple[Place, ...] = ()
+    """Directories that are configured to be shared with LangBot."""
 
 
 def gather(config: "Config") -> Facts:
@@ -97,6 +101,8 @@ def gather(config: "Config") -> Facts:
         engines={name: path for name in ENGINES if (path := shutil.which(name))},
         previews=config.server.previews,
         previews_resolve=not config.server.previews or _has_wildcard(config.server.previews),
+        address=f"{config.server.host}:{config.server.port}" if config.server.host else "",
+        shared_roots=tuple(shared_root(root) for root in config.server.langbot_shared_roots),
     )
 
 
@@ -133,6 +139,14 @@ def place(directory: Path) -> Place:
             return Place(path=str(directory), obstacle="its file system can hold no more files")
         return Place(path=str(directory))
     return Place(path=str(directory), obstacle="no part of this path exists")
+
+
+def shared_root(path: str) -> Place:
+    """Find the obstacle to showing what lies below a directory that LangBot writes to."""
+    if not os.path.isdir(path):
+        return Place(path=path, obstacle="there is no such directory")
+    readable = os.access(path, os.R_OK | os.X_OK)
+    return Place(path=path, obstacle="" if readable else "this user may not read it")
 
 
 def closed_to_others(path: Path) -> str:
