@@ -274,10 +274,5 @@ def doors(facts: Facts) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     kernel_version, architecture, python_version, installation, directories, user_namespaces, apparmor, mounts,
-<<<<<<< HEAD
-    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, previews,
-    surroundings,
-=======
-    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, surroundings, doors,
->>>>>>> main
+    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, previews, surroundings, doors,
 )  # fmt: skip
