@@ -242,7 +242,23 @@ def surroundings(facts: Facts) -> Iterator[Finding]:
     yield ok("other engines", others or "none found; none is needed")
 
 
+def doors(facts: Facts) -> Iterator[Finding]:
+    """Other products that can use this Hutch, and what stands in their way."""
+    if facts.address:
+        at = f"http://{facts.address}"
+        yield ok("bots", f"`hutch serve` takes LangBot at ws://{facts.address}, AstrBot at {at}/bay or {at}/shipyard")
+    for root in facts.shared_roots:
+        if root.obstacle:
+            yield warn(
+                "shared with LangBot", f"{root.path}: {root.obstacle}",
+                "LangBot's workspaces and skills below it cannot be shown in boxes",
+                "make it, or correct server.langbot_shared_roots",
+            )  # fmt: skip
+        else:
+            yield ok("shared with LangBot", root.path)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     kernel_version, architecture, python_version, installation, directories, user_namespaces, apparmor, mounts,
-    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, surroundings,
+    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, surroundings, doors,
 )  # fmt: skip

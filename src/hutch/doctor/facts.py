@@ -58,6 +58,10 @@ class Facts:
     container: str = ""
     """The kind of container we are in, or "" if none is known."""
     engines: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
+    """Host and port of `hutch serve`, or "" if it does not listen on TCP."""
+    shared_roots: tuple[Place, ...] = ()
+    """Directories that are configured to be shared with LangBot."""
 
 
 def gather(config: "Config") -> Facts:
@@ -91,6 +95,8 @@ def gather(config: "Config") -> Facts:
         run=place(Path(config.run_dir)),
         container=_container(),
         engines={name: path for name in ENGINES if (path := shutil.which(name))},
+        address=f"{config.server.host}:{config.server.port}" if config.server.host else "",
+        shared_roots=tuple(shared_root(root) for root in config.server.langbot_shared_roots),
     )
 
 
@@ -115,6 +121,14 @@ def place(directory: Path) -> Place:
             return Place(path=str(directory), obstacle="its file system can hold no more files")
         return Place(path=str(directory))
     return Place(path=str(directory), obstacle="no part of this path exists")
+
+
+def shared_root(path: str) -> Place:
+    """Find the obstacle to showing what lies below a directory that LangBot writes to."""
+    if not os.path.isdir(path):
+        return Place(path=path, obstacle="there is no such directory")
+    readable = os.access(path, os.R_OK | os.X_OK)
+    return Place(path=path, obstacle="" if readable else "this user may not read it")
 
 
 def closed_to_others(path: Path) -> str:
