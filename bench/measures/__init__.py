@@ -6,6 +6,7 @@ from bench.context import Context
 from bench.measures.cold import cold
 from bench.measures.create import create, durable
 from bench.measures.docker_lane import docker_lane
+from bench.measures.e2b import e2b
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
@@ -35,4 +36,5 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,
+    "e2b": e2b,
 }

@@ -131,7 +131,11 @@ class Adjustment(Record, frozen=True, kw_only=True):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.field} {self.asked} → {self.given}: {self.reason}"
+        return f"{_FIELD_WORDS.get(self.field, self.field)} {self.asked} → {self.given}: {self.reason}"
+
+
+_FIELD_WORDS = {"read_only_root": "read-only system", "min_isolation": "isolation at least"}
+"""What people call a field whose name is none of their words."""
 
 
 class EffectiveSpec(Record, frozen=True, kw_only=True):
