@@ -74,6 +74,14 @@ class Server:
         finally:
             self._process = None
 
+    def freeze(self, number: int) -> None:
+        """Send SIGSTOP or SIGCONT to every process of the server: it stays there, and answers nobody."""
+        assert self._process is not None
+        own = [self._process.pid, *_children(self._process.pid)]
+        for pid in own:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     @contextmanager
     def database(self) -> Iterator[str]:
         """Create an empty database and yield its address."""
@@ -93,6 +101,10 @@ class Server:
         if self._user is None:
             return plain
         return plain | {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextmanager

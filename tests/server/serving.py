@@ -102,7 +102,7 @@ class Server:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, patience: float = TIMEOUT_SECONDS) -> None:
         environ = {**os.environ, "HUTCH_STATE_DIR": str(self.state), "HUTCH_RUN_DIR": str(self.run)}
         environ |= {"HUTCH_ORPHAN_GRACE_SEC": GRACE, **self._settings}
         command = [sys.executable, *self.program, "serve", "--verbose", "--port", "0", *options]
@@ -114,7 +114,7 @@ class Server:
             assert process.poll() is None, self.log.read_text()
             return (self.state / "server.json").exists()
 
-        until(announced)
+        until(announced, patience)
 
     @property
     def pid(self) -> int:
@@ -185,9 +185,9 @@ def certificate(directory: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-def until(found: Callable[[], T]) -> T:
+def until(found: Callable[[], T], patience: float = TIMEOUT_SECONDS) -> T:
     """Poll until the answer is true, and return it."""
-    end = time.monotonic() + TIMEOUT_SECONDS
+    end = time.monotonic() + patience
     while not (answer := found()):
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)

@@ -43,7 +43,7 @@ class Cluster:
 
         try:
             config = _kubeconfig(KubeConfig, settings)
-            self._client = AsyncClient(config=config, namespace=settings.namespace or None, trust_env=False, lazy=False)
+            self.client = AsyncClient(config=config, namespace=settings.namespace or None, trust_env=False, lazy=False)
         except (KubeConfigError, OSError, KeyError, ValueError) as error:
             raise ConfigError(
                 f"the cluster's configuration cannot be used: {error}",
@@ -52,11 +52,11 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        return str(self._client.namespace)
+        return str(self.client.namespace)
 
     @property
     def server(self) -> str:
-        return str(self._client.config.cluster.server)
+        return str(self.client.config.cluster.server)
 
     async def version(self) -> str:
         async with _translated("get", "version"):
@@ -70,7 +70,7 @@ class Cluster:
         resource = _resource(kind)
 
         async def attempt() -> Manifest:
-            made = await self._client.create(resource.from_dict(manifest))
+            made = await self.client.create(resource.from_dict(manifest))
             return dict(made.to_dict())
 
         try:
@@ -82,7 +82,7 @@ class Cluster:
         """Return an object. Raises NotFound."""
 
         async def attempt() -> Manifest:
-            return dict((await self._client.get(_resource(kind), name)).to_dict())
+            return dict((await self.client.get(_resource(kind), name)).to_dict())
 
         return await self._retried("get", kind, attempt)
 
@@ -92,7 +92,7 @@ class Cluster:
 
         async def attempt() -> None:
             grace = 0 if kind == "Pod" else None
-            await self._client.delete(_resource(kind), name, grace_period=grace, cascade=CascadeType.BACKGROUND)
+            await self.client.delete(_resource(kind), name, grace_period=grace, cascade=CascadeType.BACKGROUND)
 
         try:
             await self._retried("delete", kind, attempt)
@@ -104,7 +104,7 @@ class Cluster:
         selector: dict[str, Any] = {name: _exists() if value is None else value for name, value in labels.items()}
 
         async def attempt() -> list[Manifest]:
-            found = self._client.list(_resource(kind), labels=selector, chunk_size=500)
+            found = self.client.list(_resource(kind), labels=selector, chunk_size=500)
             return [dict(each.to_dict()) async for each in found]
 
         return await self._retried("list", kind, attempt)
@@ -113,7 +113,7 @@ class Cluster:
         """Return what the cluster says about a Pod that does not start, newest last."""
         found = []
         async with _translated("list", "Event"):
-            async for each in self._client.list(_resource("Event"), fields={"involvedObject.name": name}):
+            async for each in self.client.list(_resource("Event"), fields={"involvedObject.name": name}):
                 found.append((str(each.lastTimestamp or each.eventTime or ""), f"{each.reason}: {each.message}"))
         return [text for _, text in sorted(found)]
 
@@ -121,7 +121,7 @@ class Cluster:
         """Return the last words of a container; "" where nobody has them any more."""
         try:
             async with _translated("get", "pods/log"):
-                lines = self._client.log(pod, container=container, tail_lines=5)
+                lines = self.client.log(pod, container=container, tail_lines=5)
                 return " ".join([line.strip() async for line in lines])[-500:]
         except HutchError:
             return ""
@@ -132,7 +132,7 @@ class Cluster:
         The server ends a watch after some minutes; the caller opens the next one and sees all Pods again.
         """
         async with _translated("watch", "Pod"):
-            pods = self._client.watch(_resource("Pod"), labels=dict(labels), server_timeout=300)
+            pods = self.client.watch(_resource("Pod"), labels=dict(labels), server_timeout=300)
             async for change, seen in pods:
                 yield str(change), dict(seen.to_dict())
 
@@ -147,11 +147,11 @@ class Cluster:
                 yield socket
 
     async def close(self) -> None:
-        await self._client.close()
+        await self.client.close()
 
     def _http(self) -> Any:
         """The HTTP client below lightkube, which has the cluster's address, trust and credentials."""
-        return self._client._client._client
+        return self.client._client._client
 
     async def _retried(self, verb: str, kind: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call that the API server was too busy for. Each call may safely be repeated."""

@@ -65,11 +65,14 @@ class NativeLayers(Layers):
     ) -> tuple[str, ...]:
         theirs = cast("NativeInstance", fork).layers
         assert isinstance(theirs, NativeLayers)
-        count, trees = await theirs.share()
+        store = str(fork.record.data.get("store") or "")
+        # As root, a persistent box sees its store through ids of its own, which cannot be mapped once more.
+        from_host = bool(store) and not self._box.record.data.get("namespaces")
+        count, trees = (0, []) if from_host else await theirs.share()
         try:
             found = await self._long_answer(
-                "merge", trees[:count], trees=count, state=_layers(start), fork=_layers(fork_end),
-                fork_base=_layers(fork_start), keep=keep,
+                "merge", trees[:count], trees=count, stores=[store] if from_host else [], state=_layers(start),
+                fork=_layers(fork_end), fork_base=_layers(fork_start), keep=keep,
             )  # fmt: skip
         finally:
             close(trees)
