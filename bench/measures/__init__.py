@@ -9,6 +9,7 @@ from bench.measures.docker_lane import docker_lane
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
+from bench.measures.layers import layers
 from bench.measures.mcp import mcp
 from bench.measures.output import output
 from bench.measures.scale import burst, crowd, idle, rate
@@ -28,6 +29,7 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "rate": rate,
     "idle": idle,
     "crowd": crowd,
+    "layers": layers,
     "output": output,
     "http": http,
     "under_abuse": under_abuse,
