@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mcp": ("hutch.cli.mcp:Mcp", "serve the tools to an MCP client on stdio"),
     "mcp-server": ("hutch.cli.mcp_server", "MCP servers that run in boxes"),
     "key": ("hutch.cli.server:Key", "make and revoke keys for the server"),
+    "kernel": ("hutch.cli.kernel", "prepare the interpreters that are forked into boxes"),
     "backup": ("hutch.cli.backup:Backup", "write the state directory to one file"),
     "restore": ("hutch.cli.backup:Restore", "make a state directory of such a file"),
     "doctor": ("hutch.cli.machine:Doctor", "what this machine can do, and how to get the rest"),
@@ -38,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "list": ("hutch.cli.box.show:List", "the boxes there are"),
         "show": ("hutch.cli.box.show:Show", "everything about one box"),
         "exec": ("hutch.cli.box.jobs:Exec", "run a command in a box"),
+        "python": ("hutch.cli.box.code:Python", "run code in a box's interpreter, or talk to it"),
         "jobs": ("hutch.cli.box.jobs:Jobs", "the jobs of a box"),
         "logs": ("hutch.cli.box.jobs:Logs", "what a job has written"),
         "attach": ("hutch.cli.box.jobs:Attach", "connect this terminal to a job"),
@@ -62,6 +64,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "takeover": ("hutch.cli.box.leases:Takeover", "hold a box, whoever held it"),
         "release": ("hutch.cli.box.leases:Release", "give up the lease of a box"),
         "destroy": ("hutch.cli.box.life:Destroy", "end boxes, with their files"),
+    },
+    "kernel": {
+        "prepare": ("hutch.cli.kernel:Prepare", "install the libraries that kernels start with, once"),
+        "show": ("hutch.cli.kernel:Show", "what is prepared"),
     },
     "receipts": {
         "list": ("hutch.cli.receipts:List", "the receipts of a box, or the chains there are"),
