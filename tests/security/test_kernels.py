@@ -3,11 +3,13 @@
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.kernels.conftest import prepared
 
 from hutch import Hutch
+from hutch.sync import Hutch as SyncHutch
 
 pytestmark = pytest.mark.usefixtures("prepared")
 __all__ = ["prepared"]
