@@ -12,6 +12,7 @@ from bench.measures.http import http
 from bench.measures.keeper import found, handle
 from bench.measures.mcp import mcp
 from bench.measures.output import output
+from bench.measures.previews import previews
 from bench.measures.scale import burst, crowd, idle, rate
 from bench.measures.tools import tools
 from bench.measures.under_abuse import under_abuse
@@ -31,6 +32,7 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "crowd": crowd,
     "output": output,
     "http": http,
+    "previews": previews,
     "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,
