@@ -159,12 +159,13 @@ class BoxHandle:
         cols: int = 80,
         name: str = "",
         follow: bool = False,
+        open_stdin: bool = True,
     ) -> JobHandle:
         rights.check_user(user, self.spec.user, rights.current())
         timeout, cut = rights.cut_timeout(timeout, rights.current())
         order = Command(
             command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
-            rows=rows, cols=cols, name=name, follow=follow,
+            rows=rows, cols=cols, name=name, follow=follow, open_stdin=open_stdin,
         )  # fmt: skip
         async with self.operation("job.start", command_details(order)) as operation:
             instance = await self.begin()

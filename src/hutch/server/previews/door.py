@@ -134,7 +134,7 @@ class PreviewDoor:
     def _count_connection(self, scope: Scope, grant: Grant) -> None:
         """Count the connection as the preview's, so that strangers without a token cannot push it out."""
         connection: Connection | None = scope.get(CONNECTION)
-        if connection is not None and not connection.key:
+        if connection is not None and not connection.owner:
             self._service.connections.admit(connection, grant.id)
 
     async def _redirected(self, scope: Scope, headers: dict[str, str], grant: Grant, live: Live, send: Send) -> bool:
