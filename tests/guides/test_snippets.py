@@ -51,6 +51,8 @@ ONLY_SHOWN = {
     "docker run": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker exec": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "helm install": ("a cluster", "tests/deploy/test_kubernetes.py"),
+    "hutch box url": ("it needs a server beside it", "tests/guides/test_previews.py"),
+    "hutch box forward": ("it goes on until it is interrupted", "tests/cli/test_ports.py"),
     "hutch conformance bubblewrap": ("a program that not every machine has", "tests/conformance/test_sample.py"),
 }
 """Beginnings of commands that this test does not run: why, and the file that runs the same."""

@@ -114,6 +114,7 @@ class Spec(Record, frozen=True, kw_only=True):
     """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
+    """TCP ports on which its programs will listen: `Box.ports(wait=…)` and visitors of previews wait for them."""
     name: str | None = None
     skills: str | None = None
     """Which skills it shows: "all" of its owner, "none", or the name of a group."""

@@ -66,6 +66,8 @@ class Command(Record, frozen=True, kw_only=True):
     name: str = ""
     keep_output: int = 1 << 20
     """Bytes of each stream that `run` returns, 60 % head and 40 % tail. The rest is spilled and read by cursor."""
+    open_stdin: bool = True
+    """Whether a job's input is a pipe that stays open; else it is at its end."""
     follow: bool = False
     """Whether the starter reads along, so that output waits for the reader instead of being spilled."""
 
@@ -99,6 +101,8 @@ class Process(ABC):
     """A job's live handle. Reading loses no byte within the bounds and never blocks the process."""
 
     id: str
+    pid: int = 0
+    """Its pid in the box, where the handle knows it without asking; else 0."""
 
     @abstractmethod
     async def info(self) -> JobInfo:

@@ -235,6 +235,8 @@ class GuestInstance(Instance):
         fields = self._fields(command)
         if command.follow:
             fields["follow"] = True
+        if not command.open_stdin:
+            fields["stdin"] = False
         link = await self._link_for(command, fields)
         before = self._before()
         try:
@@ -249,6 +251,7 @@ class GuestInstance(Instance):
         started = checked(answer, Started)
         self._remember(started.job, _Seen(before, command.timeout_sec))
         process = GuestProcess(self, started.job, command.keep_output)
+        process.pid = started.pid
         if command.stdin is not None:
             await process.write(command.stdin)
             await process.close_stdin()
