@@ -72,7 +72,7 @@ async def mcp(context: Context) -> list[Number]:
     place = StdioServerParameters(command=sys.executable, args=[*WORDS, "sdk"], env=_environment(context))
     async with _lines(context) as lines, Client(place) as client:
         box = (await lines.call("exec", command=[program]))["box"]
-        other = (await client.call_tool("exec", {"command": [program]})).meta[FACTS]["box"]
+        other = ((await client.call_tool("exec", {"command": [program]})).meta or {})[FACTS]["box"]
 
         async def bare() -> float:
             start = perf_counter()
