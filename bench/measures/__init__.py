@@ -10,6 +10,7 @@ from bench.measures.e2b import e2b
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
+from bench.measures.layers import layers
 from bench.measures.mcp import mcp
 from bench.measures.output import output
 from bench.measures.previews import previews
@@ -30,6 +31,7 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "rate": rate,
     "idle": idle,
     "crowd": crowd,
+    "layers": layers,
     "output": output,
     "http": http,
     "previews": previews,

@@ -119,6 +119,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "hutch.cli.image.store:Import",
             "take images from a layout, a `docker save` archive or a root's tar",
         ),
+        "from-box": ("hutch.cli.image.from_box:FromBox", "make an image of a box"),
         "build": ("hutch.cli.image.build:Build", "make an image from another one, step by step"),
         "list": ("hutch.cli.image.store:List", "the images there are"),
         "show": ("hutch.cli.image.store:Show", "one image, its layers, and the boxes on it"),

@@ -262,6 +262,10 @@ class BoxHandle:
             raise no_live_fork()
         return await self._layers.fork(count, checkpoint)
 
+    async def write_layer(self, path: str) -> None:
+        """Write what the box has changed over its image to a new file, as the tar of a layer of an OCI image."""
+        await self._layers.write_layer(path)
+
     async def merge(self, fork: str) -> Merge:
         return await self._layers.merge(fork)
 
