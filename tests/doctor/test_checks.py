@@ -123,6 +123,7 @@ def test_what_makes_boxes_impossible(machine: Facts, name: str, fix: str) -> Non
             "network",
             "install passt",
         ),
+        (but(previews="https://p.example.org", previews_resolve=False), "previews", "wildcard DNS entry"),
     ],
 )
 def test_what_makes_boxes_weaker(machine: Facts, name: str, fix: str) -> None:

@@ -2,12 +2,13 @@
 
 import argparse
 import asyncio
+import time
 from pathlib import Path
 
 from hutch.cli.connect import load_config
+from hutch.cli.live_output import progress
 from hutch.cli.output import byte_size, emit_json, note
 from hutch.cli.parsers import CliCommand
-from hutch.cli.progress import ProgressLine
 from hutch.model.durations import format_seconds
 
 
@@ -26,9 +27,9 @@ class Backup(CliCommand):
         from hutch.keeper.backup import write_backup
 
         config, file = load_config(arguments), Path(arguments.file)
-        with ProgressLine("backing up", quiet=arguments.json) as line:
+        async with progress(f"backing up {config.state_dir}") as state:
             manifest = await asyncio.to_thread(
-                write_backup, config.state_dir, file, images=not arguments.no_images, progress=line.show
+                write_backup, config.state_dir, file, images=not arguments.no_images, progress=state.report
             )
         if arguments.json:
             emit_json({"file": str(file), **manifest.to_plain()})
@@ -49,13 +50,11 @@ class Restore(CliCommand):
         parser.add_argument("file", metavar="FILE", help="a file of `hutch backup`")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
-        import time
-
         from hutch.keeper.backup import read_backup
 
         config, file = load_config(arguments), Path(arguments.file)
-        with ProgressLine("restoring", quiet=arguments.json) as line:
-            manifest = await asyncio.to_thread(read_backup, file, config.state_dir, progress=line.show)
+        async with progress(f"restoring {file}") as state:
+            manifest = await asyncio.to_thread(read_backup, file, config.state_dir, progress=state.report)
         if arguments.json:
             emit_json({"state_dir": str(config.state_dir), **manifest.to_plain()})
             return 0

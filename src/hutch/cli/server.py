@@ -41,6 +41,9 @@ The first start makes an admin key and says where it is; `hutch key` makes more.
         parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM); TCP then speaks TLS")
         parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
         parser.add_argument(
+            "--tls-wildcard", metavar="DOMAIN", help="speak TLS as DOMAIN and *.DOMAIN, by an authority of this machine"
+        )
+        parser.add_argument(
             "--private", action="store_true", help="end with standard input, and end the boxes too (`Hutch.launch`)"
         )
 
@@ -50,6 +53,8 @@ The first start makes an admin key and says where it is; `hutch key` makes more.
             name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
         }
         config = Config.load(arguments.config, server=given or None)
+        if arguments.tls_wildcard:
+            config = _with_wildcard(config, arguments.tls_wildcard)
         if sys.platform != "linux":
             raise not_linux()
         level = config.log_level if config.origin("log_level") != "default" else "info"
@@ -92,6 +97,23 @@ def _status_lines(server: str, found: status.Status) -> list[str]:
     return [f"{name + ':':<9} {text}" for name, text in facts.items() if text]
 
 
+def _with_wildcard(config: Config, domain: str) -> Config:
+    """Serve TLS for a domain and every name below it, by a certificate of this machine's own authority."""
+    from hutch.server.http.authority import wildcard_certificate
+
+    table = config.server
+    if table.tls_cert:
+        raise Invalid("--tls-wildcard makes its own certificate", op="serve", remedy="leave out --tls-cert")
+    if not table.port:
+        raise Invalid("--tls-wildcard needs a port that is known before", op="serve", remedy="give --port")
+    directories.make(config.state_dir)
+    made = wildcard_certificate(config.state_dir, domain)
+    print(f"hutch: clients have to trust {made.authority}", file=sys.stderr)
+    hosts = tuple(dict.fromkeys((*table.hosts, domain, f"api.{domain}")))
+    previews = table.previews or f"https://{domain}:{table.port}"
+    return config.but(server=table.but(tls_cert=str(made.chain), tls_key=str(made.key), hosts=hosts, previews=previews))
+
+
 class Key(CliCommand):
     """Create, list, show and revoke the keys that open a server; it need not run."""
 
@@ -101,6 +123,7 @@ class Key(CliCommand):
         parser.add_argument("--role", choices=tuple(Role), default=str(Role.USER), help="create: what it may do")
         parser.add_argument("--owner", default=LOCAL_OWNER, help="create: whose boxes it sees")
         parser.add_argument("--name", default="", help="create: for people")
+        parser.add_argument("--e2b", action="store_true", help="create: print it in the form that E2B's SDKs take")
         rights = parser.add_argument_group(
             "create: what a key of role user may have of its owner's rights (default: all)"
         )
@@ -126,6 +149,10 @@ class Key(CliCommand):
                 rights = _rights(arguments)
                 check_table(rights, config.profiles)
                 key, text = await known.create(Role(arguments.role), arguments.owner, arguments.name, rights)
+                if arguments.e2b:
+                    from hutch.server.e2b.credentials import to_e2b_key
+
+                    text = to_e2b_key(text)
                 _show_new(key, text, as_json=arguments.json)
                 _warn_without_admin(await known.all())
             elif arguments.action == "revoke":

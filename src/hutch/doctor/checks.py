@@ -222,6 +222,20 @@ def network(facts: Facts) -> Iterator[Finding]:
     yield warn("network", facts.network.reason, "boxes with network on are refused; off works", facts.network.remedy)
 
 
+def previews(facts: Facts) -> Iterator[Finding]:
+    if not facts.previews:
+        yield ok("previews", "PORT-BOX.localhost, which browsers resolve to this machine")
+    elif facts.previews_resolve:
+        yield ok("previews", facts.previews)
+    else:
+        yield warn(
+            "previews",
+            f"{facts.previews}: names below it have no address",
+            "previews open only by the path form, where pages have no storage and no cookies",
+            "add a wildcard DNS entry (*.DOMAIN) that leads to the server, or leave server.previews out",
+        )
+
+
 def directories(facts: Facts) -> Iterator[Finding]:
     yield _writable("state directory", facts.state, "HUTCH_STATE_DIR")
     yield _writable("run directory", facts.run, "HUTCH_RUN_DIR")
@@ -260,5 +274,5 @@ def doors(facts: Facts) -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     kernel_version, architecture, python_version, installation, directories, user_namespaces, apparmor, mounts,
-    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, surroundings, doors,
+    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, previews, surroundings, doors,
 )  # fmt: skip

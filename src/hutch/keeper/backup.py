@@ -23,6 +23,7 @@ import hutch
 from hutch.config import directories
 from hutch.errors import Conflict, FileFailed, Invalid, Unavailable
 from hutch.model.record import Record
+from hutch.model.sizes import format_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -114,7 +115,8 @@ def read_backup(file: Path, state_dir: Path, *, progress: Progress | None = None
             free = shutil.disk_usage(state_dir.parent).free
             if manifest.size > free:
                 raise Unavailable(
-                    f"the backup needs {manifest.size} bytes, and {state_dir.parent} has {free}", retryable=False,
+                    f"the backup needs {format_bytes(manifest.size)}, and {state_dir.parent} has {format_bytes(free)}",
+                    retryable=False,
                     remedy="free space there, or restore elsewhere",
                 )  # fmt: skip
             directories.make(draft)

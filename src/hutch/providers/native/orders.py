@@ -73,6 +73,11 @@ def root_guest_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) ->
     return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
 
 
+def kernel_guest_options(record: InstanceRecord, spec: EffectiveSpec) -> dict[str, object]:
+    """The options of a guest whose jobs are kernels. It ends with the box."""
+    return {"box_id": record.box_id, "workdir": spec.workdir, "env": environment(spec, record.box_id[:12])}
+
+
 def guest_options(order: Order) -> bytes:
     """The fields of `guest.main.Options`, as JSON."""
     spec = order.spec
@@ -148,7 +153,10 @@ def request(
             "network": spec.network.value,
             "pin": image.pin,
             "store": store,
-            "workspace_binds": [(place.real, _target(place.target)[1:]) for place in shown],
+            "workspace_binds": [
+                *((place.real, _target(place.target)[1:]) for place in shown),
+                *([(image.environment, image.environment[1:])] if image.environment else []),
+            ],
             "layers": stored_layers(store),
             "allowed": () if spec.network is NetworkMode.OFF else sorted(set(spec.allow_private)),
         },

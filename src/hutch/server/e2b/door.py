@@ -6,6 +6,7 @@ plane's, found by their paths.
 """
 
 from contextlib import ExitStack
+from hmac import compare_digest
 
 from hutch import logs
 from hutch.errors import HutchError, Unauthenticated, Unsupported
@@ -52,7 +53,9 @@ class E2BDoor:
             return True
         if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
             return self._is_sandbox(name)
-        return scope["type"] == "http" and (scope["path"] == "/files" or is_control_path(scope["path"]))
+        path: str = scope["path"]
+        ours = path == "/files" or path in self._methods or is_control_path(path)
+        return ours and scope["type"] == "http"
 
     def _is_sandbox(self, name: PortName) -> bool:
         """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""
@@ -115,7 +118,7 @@ class E2BDoor:
             await self._authenticate_by_id(request)
         elif signed:
             await self._authenticate_signature(request)
-        elif request.sandbox:
+        elif request.sandbox or request.path in self._methods:
             await self._authenticate_token(request)
         else:
             await self._authenticate_key(request)
@@ -158,8 +161,20 @@ class E2BDoor:
 
     async def _authenticate_token(self, request: Request) -> None:
         """Authenticate a data-plane request by the sandbox's token, which acts for the key that it was given to."""
-        key_id = self._sandboxes.tokens.key_of(request.sandbox, request.call.header("x-access-token"))
+        token = request.call.header("x-access-token")
+        request.sandbox = request.sandbox or self._owner_of(token)
+        key_id = self._sandboxes.tokens.key_of(request.sandbox, token)
         await self._act_for(request, key_id)
+
+    def _owner_of(self, token: str) -> str:
+        """Return the sandbox to which a token belongs. Releases before 2.35 do not name it after `connect`."""
+        key_id, of = token.partition(".")[0], self._sandboxes.tokens.of
+        for record in self._service.keeper.boxes():
+            if TEMPLATE in record.spec.labels and compare_digest(
+                of(record.id, key_id).encode(), token.encode("utf-8", "replace")
+            ):
+                return record.id
+        raise Unauthenticated("this access token is no sandbox's", remedy="connect to the sandbox again")
 
     async def _act_for(self, request: Request, key_id: str) -> None:
         caller = await self._auth.trust(key_id, SESSION)

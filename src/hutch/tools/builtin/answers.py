@@ -63,6 +63,30 @@ class CommandAnswer(Answer):
     usage: Usage
 
 
+class Raised(TypedDict):
+    """The exception that ended the code."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+class CodeAnswer(Answer):
+    """Of code that has ended: `python`."""
+
+    box: str
+    stdout: str
+    stderr: str
+    value: str
+    """The value of the last expression as text."""
+    count: int
+    displays: list[list[str]]
+    """The media types of each thing that was shown."""
+    raised: Raised | None
+    duration_sec: float
+    verdict: Verdict
+
+
 class JobFacts(TypedDict, total=False):
     job: str
     state: str

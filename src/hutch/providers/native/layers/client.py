@@ -29,6 +29,8 @@ class NativeLayers(Layers):
     def __init__(self, box: "NativeInstance", ask: Ask) -> None:
         self._box = box
         self._ask = ask
+        self._sharing = asyncio.Lock()
+        """Held while mounts are shared: that changes a limit of the box's namespace for a moment."""
 
     async def freeze(self, keep: tuple[str, ...], *, kill: bool = False) -> Frozen:
         if kill:
@@ -84,6 +86,17 @@ class NativeLayers(Layers):
             )  # fmt: skip
         return tuple(found["merged"])
 
+    async def write_layer(self, state: str, path: str) -> None:
+        from hutch.providers.native.layers.archive import write_layer  # It loads archives, which few callers need.
+
+        count, trees = await self.share()
+        try:
+            await asyncio.to_thread(write_layer, trees[-count:], _layers(state), path)
+        except OSError as error:
+            raise EngineError(f"the files of the box cannot be read: {error}", op="image.from_box") from error
+        finally:
+            close(trees)
+
     async def drop(self, keep: tuple[str, ...]) -> None:
         await self._request("prune", keep=keep)
 
@@ -91,7 +104,8 @@ class NativeLayers(Layers):
 
     async def share(self) -> tuple[int, list[int]]:
         """Copies of the mounts that hold this box's layers: how many, and all descriptors, some of them twice."""
-        answer = await self._request("share")
+        async with self._sharing:
+            answer = await self._request("share")
         return int(answer["sources"]), answer.get("fds", [])
 
     async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:
@@ -148,7 +162,7 @@ class NativeLayers(Layers):
         details = {"step": step, "errno": number}
         if number == "ESRCH":
             return BoxBroken(f"box {box} no longer runs", op=action, details=details)
-        if number == "ENOENT" and "no such layer" in error:
+        if number == "ESTALE":
             return NotFound(f"box {box} has no such state of its files any more", op=action, details=details)
         remedy = _REMEDIES.get(number, "the box is as it was; run `hutch doctor`")
         return EngineError(f"{action} of box {box} failed: {step}: {error}", op=action, details=details, remedy=remedy)

@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import socket
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
@@ -102,7 +101,9 @@ class LayerEntry:
     def _ask_guests(self, *, stand_still: bool) -> None:
         """Ask every guest to stand still, PID 1 last, which also says what else runs in the box."""
         names = sorted(name for name in os.listdir(self._request.directory) if name.startswith("deputy"))
-        pids, busy, count = [], [], 0
+        pids: list[int] = []
+        busy: list[str] = []
+        count = 0
         for name in (*names, "guest"):
             self.step = f"ask the box's {name}"
             try:
@@ -112,11 +113,11 @@ class LayerEntry:
                     raise
                 continue  # a root guest that has ended
             self._guests.append(sock)
-            pids.append(_Answer(sock).fields["pid"])
             fields = {"op": "hold", "guests": pids, "wait": stand_still}
             if name == "guest" and not self._request.has_id_ranges:
                 fields["namespaces"] = True
             sock.sendall(frame(REQUEST, 1, encode(fields)))
+            pids.append(_Answer(sock).fields["pid"])  # the guest's HELLO comes first
             answer = _Answer(sock)
             if "code" in answer.fields:
                 raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), name)
@@ -224,7 +225,10 @@ class LayerEntry:
         return layer
 
     def checkpoint(self, view: View) -> dict[str, Any]:
-        """Freeze the present layer, and go on in a new one."""
+        """Freeze the present layer, and go on in a new one. If nothing was changed in it, it stays."""
+        if len(view.state) > 1 and not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts)):
+            self._keep(view, view.state)
+            return {"state": view.state[1:], "layer": view.layer}
         below = self._squashed(view, view.state)
         layer = self._switch(view, below)
         self._keep(view, [layer, *below])
@@ -335,9 +339,10 @@ class LayerEntry:
     def _check(self, view: View, state: State) -> None:
         """Refuse a state whose layers are not there."""
         for layer in state:
-            name = layer.rpartition("/")[2]
-            if not name.isdecimal() or not stat.S_ISDIR(os.lstat(upper(layer)).st_mode):
-                raise FileNotFoundError(errno.ENOENT, "the box has no such layer", layer)
+            source, _, name = layer.rpartition("/")
+            known = name.isdecimal() and (not source or (source[0] in "sf" and source[1:].isdecimal()))
+            if not known or not os.path.isdir(upper(layer)):
+                raise OSError(errno.ESTALE, "the box has no such layer", layer)
 
     def _keep(self, view: View, *states: State) -> None:
         """Decide which layers are removed after the answer: those that neither the box nor a kept state uses.

@@ -52,7 +52,8 @@ def mounts(proc_self: int) -> list[Mount]:
     """The mounts of this process's namespace in the order of their making. `proc_self` is the host's /proc/self."""
     fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_self)
     with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        return [_parse(line) for line in file]
+        # The masks of /proc come along with it, and are half of all mounts.
+        return [_parse(line) for line in file if " /m/proc/" not in line]
 
 
 def _parse(line: str) -> Mount:
