@@ -18,7 +18,7 @@ from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
 from hutch.server.e2b import control, interpreter, ports, transfers
 from hutch.server.e2b.agent import methods
-from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
+from hutch.server.e2b.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
@@ -146,6 +146,8 @@ class E2BDoor:
             raise Unsupported(f"{request.path} is not a part of the E2B protocol that this server speaks")
         if isinstance(method, Unary):
             return await serve_unary(request, method)
+        if isinstance(method, ClientStream):
+            return await serve_client_stream(request, method)
         await serve_stream(request, send, method)
         return None
 
