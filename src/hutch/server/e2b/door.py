@@ -49,10 +49,11 @@ class E2BDoor:
         if scope["type"] not in ("http", "websocket"):
             return False
         headers = {name: value for name, value in scope["headers"] if name in (_SANDBOX, b"host")}
-        if _SANDBOX in headers:
-            return True
+        # The name first: a page of a preview may send any header to its own origin.
         if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
             return self._is_sandbox(name)
+        if _SANDBOX in headers:
+            return True
         path: str = scope["path"]
         ours = path == "/files" or path in self._methods or is_control_path(path)
         return ours and scope["type"] == "http"
