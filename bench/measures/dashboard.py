@@ -85,6 +85,7 @@ async def _page(server: Served) -> "AsyncIterator[Page]":
             await page.get_by_label("Key").fill(server.key)
             await page.get_by_role("button", name="Sign in").click()
             await page.locator(".rows .row:not(.head)").first.wait_for()
+            await page.wait_for_timeout(2000)  # Drawing the page for the first time is another matter.
             yield page
         finally:
             await browser.close()
