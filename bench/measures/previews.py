@@ -106,7 +106,7 @@ async def previews(context: Context) -> list[Number]:
     return [
         Number(
             "preview_request", "a request through a preview", "ms", Summary.of(requests["through"]),
-            {DIRECT: Summary.of(requests["direct"])}, (at_most_times(10, DIRECT),),
+            {DIRECT: Summary.of(requests["direct"])}, (at_most_times(25, DIRECT),),
         ),
         Number(
             "preview_bytes", "200 MB through a preview", "MB/s", _rates(moved["through"]),

@@ -2,8 +2,8 @@
 
 A new guide joins by itself: its Python blocks are run as one program, its commands are typed into a shell one after
 the other, its TOML is loaded as configuration. What a command needs goes into `PREPARED`. What can only be shown goes
-into `ONLY_SHOWN`, with the reason and the file that does the same for real. A guide with a test file of its own,
-`test_NAME.py`, runs its Python there.
+into `ONLY_SHOWN`, with the reason and the file that does the same for real. A guide that another test of this folder
+names (`docs/guides/NAME.md`) has its Python run there.
 """
 
 import ast
@@ -162,12 +162,17 @@ def test_every_command_runs(document: Path) -> None:
                 assert said == command.answer, (command.typed, said)
 
 
+def _has_own_test(document: Path) -> bool:
+    """Whether another test of this folder names the guide, and so runs its programs with what they need."""
+    others = [path for path in Path(__file__).parent.glob("test_*.py") if path.name != Path(__file__).name]
+    return any(f"guides/{document.name}" in path.read_text() for path in others)
+
+
 @pytest.mark.parametrize("document", documents(), ids=lambda path: path.stem)
 async def test_every_python_block_runs(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of one document are one program, run as they stand."""
     found = [block.text for block in blocks(document) if block.language == "python"]
-    own = (Path(__file__).parent / f"test_{document.stem.replace('-', '_')}.py").exists()
-    if not found or own or (document.stem, "python") in EXCERPTS:
+    if not found or _has_own_test(document) or (document.stem, "python") in EXCERPTS:
         return
     with home() as place:
         monkeypatch.chdir(place.work)

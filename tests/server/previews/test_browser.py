@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.server.previews.visiting import Preview, previewed
+from tests.server.previews.visiting import Preview, previewed, start_app
 from tests.server.serving import Client, Server
 from tests.server.test_browser import ATTEMPTS, CHROMIUM, FLAGS
 
@@ -233,3 +233,13 @@ def test_a_frame_of_another_site_may_show_a_preview(
     page.set_content(f'<iframe src="{previews[0].facts["url"]}"></iframe>')
     frame = page.frame_locator("iframe")
     assert frame.locator("#hello").inner_text() == "hello from the box"
+
+
+def test_the_page_of_a_closed_port_becomes_the_program(context: BrowserContext, owner: Client) -> None:
+    """Whoever waits at a closed port sees the program when it listens, without doing anything."""
+    with previewed(owner, start=False) as preview:
+        page = context.new_page()
+        page.goto(preview.facts["url"])
+        assert "Nothing answers on this port yet" in page.inner_text("h1")
+        start_app(owner, preview.path)
+        page.wait_for_selector("#hello", timeout=60_000)
