@@ -99,6 +99,10 @@ def test_persistent_boxes_start_with_their_files_and_environment(server: Upgrade
     alice.good("POST", f"/v1/boxes/{desk}/lease", {"takeover": True})
     assert run(alice, desk, "cat notes.txt d/inner; echo $REGION") == f"kept\ninner\n{server.facts['env']}\n"
     run(alice, desk, "echo more >> notes.txt")
+    before = alice.good("POST", f"/v1/boxes/{desk}/checkpoints", {})["id"]
+    run(alice, desk, "rm -r *")
+    alice.good("POST", f"/v1/boxes/{desk}/rollback", {"checkpoint": before})
+    assert run(alice, desk, "cat notes.txt d/inner") == "kept\nmore\ninner\n", "an old box can be checkpointed"
     exported = alice.call("GET", f"/v1/boxes/{desk}/export")
     assert exported.status == 200, exported.body
     moved = alice.good("POST", "/v1/boxes/import?name=moved", exported.body)["box"]["id"]

@@ -10,6 +10,7 @@ from bench.measures.e2b import e2b
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
+from bench.measures.kernels import kernels
 from bench.measures.layers import layers
 from bench.measures.mcp import mcp
 from bench.measures.output import output
@@ -32,6 +33,7 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "idle": idle,
     "crowd": crowd,
     "layers": layers,
+    "kernels": kernels,
     "output": output,
     "http": http,
     "previews": previews,

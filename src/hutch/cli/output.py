@@ -1,6 +1,5 @@
 """What commands print: notes and errors on standard error, tables for people, one JSON object for programs."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -63,6 +62,8 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequenc
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     if sys.stdout.isatty():
+        import shutil  # with its decompressors, which `hutch run` must not wait for
+
         available = shutil.get_terminal_size().columns
         for name in spare:
             if sum(widths) + len(GAP) * (len(widths) - 1) > available:

@@ -41,6 +41,9 @@ The first start makes an admin key and says where it is; `hutch key` makes more.
         parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM); TCP then speaks TLS")
         parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
         parser.add_argument(
+            "--tls-wildcard", metavar="DOMAIN", help="speak TLS as DOMAIN and *.DOMAIN, by an authority of this machine"
+        )
+        parser.add_argument(
             "--private", action="store_true", help="end with standard input, and end the boxes too (`Hutch.launch`)"
         )
 
@@ -50,6 +53,8 @@ The first start makes an admin key and says where it is; `hutch key` makes more.
             name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
         }
         config = Config.load(arguments.config, server=given or None)
+        if arguments.tls_wildcard:
+            config = _with_wildcard(config, arguments.tls_wildcard)
         if sys.platform != "linux":
             raise not_linux()
         level = config.log_level if config.origin("log_level") != "default" else "info"
@@ -90,6 +95,23 @@ def _status_lines(server: str, found: status.Status) -> list[str]:
         "boxes": ", ".join(f"{count} {state}" for state, count in sorted(found.boxes.items())),
     }
     return [f"{name + ':':<9} {text}" for name, text in facts.items() if text]
+
+
+def _with_wildcard(config: Config, domain: str) -> Config:
+    """Serve TLS for a domain and every name below it, by a certificate of this machine's own authority."""
+    from hutch.server.http.authority import wildcard_certificate
+
+    table = config.server
+    if table.tls_cert:
+        raise Invalid("--tls-wildcard makes its own certificate", op="serve", remedy="leave out --tls-cert")
+    if not table.port:
+        raise Invalid("--tls-wildcard needs a port that is known before", op="serve", remedy="give --port")
+    directories.make(config.state_dir)
+    made = wildcard_certificate(config.state_dir, domain)
+    print(f"hutch: clients have to trust {made.authority}", file=sys.stderr)
+    hosts = tuple(dict.fromkeys((*table.hosts, domain, f"api.{domain}")))
+    previews = table.previews or f"https://{domain}:{table.port}"
+    return config.but(server=table.but(tls_cert=str(made.chain), tls_key=str(made.key), hosts=hosts, previews=previews))
 
 
 class Key(CliCommand):

@@ -37,6 +37,14 @@ async def refuse_pause(bench: Workbench) -> None:
         await bench.answers(box)
 
 
+@refusal("layers")
+async def refuse_layers(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, what="freezing the files"):
+            await box.layers.freeze(())
+        await bench.answers(box)
+
+
 @refusal("users.root")
 async def refuse_root(bench: Workbench) -> None:
     async with bench.box() as box:

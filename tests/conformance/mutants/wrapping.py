@@ -89,6 +89,10 @@ class MutantInstance(Instance):
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
         await self.inner.set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
 
+    @property
+    def layers(self) -> Any:
+        return self.inner.layers
+
     async def usage(self) -> Usage:
         return await self.inner.usage()
 

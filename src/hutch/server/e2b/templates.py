@@ -10,7 +10,7 @@ BUILT_IN = {"base": "e2b", "code-interpreter-v1": "e2b", "desktop": "desktop"}
 
 
 async def resolve(keeper: Keeper, template: str) -> Spec:
-    """Return the spec of a template: a built-in one, a profile, or an image of the store.
+    """Return the spec of a template: a built-in one, or a profile of the configuration.
 
     Raises NotFound for any other.
     """
@@ -24,7 +24,7 @@ async def resolve(keeper: Keeper, template: str) -> Spec:
 def unknown(template: str) -> NotFound:
     return NotFound(
         f"template '{template[:100]}' not found",
-        remedy=f"templates are {', '.join(BUILT_IN)}, profiles of the server's configuration, and images of its store",
+        remedy=f"templates are {', '.join(BUILT_IN)}, profiles of the server's configuration, and snapshots",
     )
 
 

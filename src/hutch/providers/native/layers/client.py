@@ -162,7 +162,7 @@ class NativeLayers(Layers):
         details = {"step": step, "errno": number}
         if number == "ESRCH":
             return BoxBroken(f"box {box} no longer runs", op=action, details=details)
-        if number == "ENOENT" and "no such layer" in error:
+        if number == "ESTALE":
             return NotFound(f"box {box} has no such state of its files any more", op=action, details=details)
         remedy = _REMEDIES.get(number, "the box is as it was; run `hutch doctor`")
         return EngineError(f"{action} of box {box} failed: {step}: {error}", op=action, details=details, remedy=remedy)

@@ -10,7 +10,6 @@ import errno
 import os
 import signal
 import socket
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
@@ -340,9 +339,10 @@ class LayerEntry:
     def _check(self, view: View, state: State) -> None:
         """Refuse a state whose layers are not there."""
         for layer in state:
-            name = layer.rpartition("/")[2]
-            if not name.isdecimal() or not stat.S_ISDIR(os.lstat(upper(layer)).st_mode):
-                raise FileNotFoundError(errno.ENOENT, "the box has no such layer", layer)
+            source, _, name = layer.rpartition("/")
+            known = name.isdecimal() and (not source or (source[0] in "sf" and source[1:].isdecimal()))
+            if not known or not os.path.isdir(upper(layer)):
+                raise OSError(errno.ESTALE, "the box has no such layer", layer)
 
     def _keep(self, view: View, *states: State) -> None:
         """Decide which layers are removed after the answer: those that neither the box nor a kept state uses.
