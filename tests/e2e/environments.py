@@ -18,10 +18,13 @@ from typing import Any
 INSTALL_SECONDS = 1800.0
 
 
-def python_of(*requirements: str, interpreter: str = sys.executable) -> Path:
-    """The interpreter of an environment that has these packages; it is made at the first call."""
-    version = subprocess.run([interpreter, "-VV"], capture_output=True, text=True, check=True).stdout
-    digest = hashlib.sha256(json.dumps([version, sorted(requirements)]).encode()).hexdigest()[:16]
+def python_of(*requirements: str, alone: str = "") -> Path:
+    """The interpreter of an environment that has these packages; it is made at the first call.
+
+    `alone` is installed last, without what it requires, and whatever Python it asks for.
+    """
+    wanted = [sys.version, sorted(requirements), *([alone] if alone else [])]
+    digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     place = _cache() / digest
     python = place / "bin" / "python"
     with open(place.parent / f"{digest}.lock", "w") as lock:
@@ -29,13 +32,12 @@ def python_of(*requirements: str, interpreter: str = sys.executable) -> Path:
         if (place / "complete").exists():
             return python
         shutil.rmtree(place, ignore_errors=True)
-        if interpreter == sys.executable:
-            venv.create(place, with_pip=True)
-        else:
-            subprocess.run([interpreter, "-m", "venv", str(place)], check=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        assert done.returncode == 0, done.stderr[-4000:]
+        venv.create(place, with_pip=True)
+        for options in (requirements, ("--no-deps", "--ignore-requires-python", alone) if alone else ()):
+            if options:
+                command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+                assert done.returncode == 0, done.stderr[-4000:]
         (place / "complete").touch()
     return python
 

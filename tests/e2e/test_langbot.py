@@ -107,3 +107,18 @@ def test_a_restarted_server_has_the_sessions(shared: Path) -> None:
             if phase == "before":
                 server.end()
                 server.start()
+
+
+@pytest.fixture(scope="module")
+def services(server: Server) -> dict[str, Any]:
+    host, port = server.tcp().address
+    python = python_of(SDK, "sqlalchemy[asyncio]", "regex", alone="langbot==4.11.2")
+    return run_scenarios(
+        python, Path(__file__).with_name("langbot_services.py"), f"{host}:{port}", server.key("user", "services")
+    )
+
+
+@pytest.mark.parametrize("scenario", ["agents_use_their_tools", "servers_are_relayed"])
+def test_the_service_layer_of_langbot(services: dict[str, Any], scenario: str) -> None:
+    """LangBot's own services drive the door: its six file tools, exec, timeouts, and a managed process (B44)."""
+    assert not services[scenario]["error"], services[scenario]["error"]

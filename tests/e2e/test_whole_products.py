@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests import proofs
-from tests.e2e.environments import python_of
+from tests.e2e.environments import python_of, run_scenarios
 from tests.e2e.whole_astrbot import AstrBot
 from tests.e2e.whole_langbot import LangBot, free_port
 from tests.server.serving import Server, serving
 
 LANGBOT, ASTRBOT = "langbot==4.11.2", "astrbot==4.14.6"
+NEWEST_ASTRBOT = "astrbot==4.29.3"
 MCP_SERVER = """
 import json, sys
 for line in sys.stdin:
@@ -203,4 +204,21 @@ def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
         why_this_release="the newest that this Python can install; from 4.14.7 on AstrBot needs Python 3.12",
         start_sec=started, seconds=round(time.monotonic() - begun, 1), boxes=boxes, tools=bot.model.offered,
         restart="files of the chat were there again",
+    )  # fmt: skip
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(2400)
+def test_the_neo_booter_of_astrbot(server: Server, port: str) -> None:
+    """The newest AstrBot's own sandbox layer and booter `shipyard_neo` use the Bay API (P21).
+
+    This release asks for Python 3.12. Its sandbox layer runs on 3.11 too, with the packages of the earlier release.
+    """
+    python = python_of(ASTRBOT, "loguru", "python-ripgrep", "shipyard-neo-sdk==0.2.0", alone=NEWEST_ASTRBOT)
+    script = Path(__file__).with_name("astrbot_neo.py")
+    outcomes = run_scenarios(python, script, f"127.0.0.1:{port}", server.key("user", "bot"))
+    assert [outcome["error"] for outcome in outcomes.values()] == ["", ""]
+    proofs.write(
+        "astrbot-neo", product=NEWEST_ASTRBOT, part="sandbox layer and booter, without the application",
+        door="/bay", booter="shipyard_neo", scenarios=sorted(outcomes),
     )  # fmt: skip

@@ -46,11 +46,14 @@ class KeyedBoxes:
         return None if live.record.doomed else live
 
     async def find_usable(self, owner: str, key: str) -> Live | None:
-        """Return the box of this key if it works; a broken one is destroyed. A box in creation is not there yet."""
+        """Return the box of this key, unless it is broken: then it is destroyed. A box in creation is not there yet.
+
+        A box that cannot be reached now is returned too: its next operation tries again, and nothing is lost.
+        """
         live = await self.find(owner, key)
         if live is None or live.record.state in (State.CREATING, State.RESTORING):
             return None
-        if await self._keeper.health.is_usable(live):
+        if await self._keeper.health.is_usable(live) or live.record.state is not State.ERROR:
             return live
         await self._keeper.destroy(live.record.id, f"replaced: {live.record.reason}", EventCause.REPLACED)
         return None
