@@ -1,6 +1,7 @@
 """The newest E2B SDK runs commands in boxes: output, ends, input, signals, terminals (S13)."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import e2b
 import pytest
@@ -123,3 +124,15 @@ def test_malformed_messages_are_refused_and_the_sandbox_goes_on(
     assert answer.status in (400, 413)
     assert answer.json()["message"]
     assert sandbox.commands.run("echo on").stdout == "on\n"
+
+
+def test_a_sandbox_can_be_killed_by_several_at_once(hutch_e2b: E2B) -> None:
+    """(S13, Lesson 3) Kills that meet while commands run all succeed or find nothing; the command is told."""
+    sandbox = e2b.Sandbox.create(**hutch_e2b.options)
+    handle = sandbox.commands.run("sleep 100", background=True)
+    with ThreadPoolExecutor(4) as pool:
+        killed = list(pool.map(lambda _: e2b.Sandbox.kill(sandbox.sandbox_id, **hutch_e2b.options), range(4)))
+    assert any(killed)
+    with pytest.raises(e2b.TimeoutException):
+        handle.wait()
+    assert not sandbox.is_running()
