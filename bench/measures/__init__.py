@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from bench.context import Context
 from bench.measures.cold import cold
 from bench.measures.create import create, durable
+from bench.measures.dashboard import dashboard
 from bench.measures.docker_lane import docker_lane
 from bench.measures.e2b import e2b
 from bench.measures.execs import execs
@@ -37,6 +38,7 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "output": output,
     "http": http,
     "previews": previews,
+    "dashboard": dashboard,
     "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,
