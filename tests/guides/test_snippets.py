@@ -56,7 +56,6 @@ ONLY_SHOWN = {
     "export E2B_": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
     "python program.py": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
     "hutch serve --port 7443": ("a name that resolves to this machine", "tests/e2e/test_e2b_tls.py"),
-    "hutch box forward": ("it goes on until it is ended", "tests/cli/test_ports.py"),
     "helm install": ("a cluster", "tests/deploy/test_kubernetes.py"),
     "hutch box url": ("it needs a server beside it", "tests/guides/test_previews.py"),
     "hutch box forward": ("it goes on until it is interrupted", "tests/cli/test_ports.py"),
