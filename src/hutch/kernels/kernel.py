@@ -289,12 +289,23 @@ class Run:
                 done = await self._read_lines()
             if not done:
                 await self._queue.put(Ended(await self._process.wait()))
-        except NotFound:
-            # The code has killed the guest that its kernel was forked from, or somebody removed the kernel.
-            verdict = Verdict(cause=Cause.SIGNAL, message="it was killed together with its guest")
-            await self._queue.put(Ended(Result(job_id=self._process.id, exit_code=None, signal=9, verdict=verdict)))
+        except (NotFound, Unavailable) as error:
+            await self._queue.put(await self._lost(error))
         except HutchError as error:
             await self._queue.put(error)
+
+    async def _lost(self, error: HutchError) -> Ended | HutchError:
+        """Tell a kernel that has ended with its guest, which its code can kill, from a box that cannot be reached."""
+        if isinstance(error, Unavailable):
+            try:
+                await self._process.info()
+                return error
+            except NotFound:
+                pass  # The guest that the kernel was forked from is gone.
+            except HutchError as unreachable:
+                return unreachable
+        verdict = Verdict(cause=Cause.SIGNAL, message="it was killed together with its guest")
+        return Ended(Result(job_id=self._process.id, exit_code=None, signal=9, verdict=verdict))
 
     async def _read_lines(self) -> bool:
         lines, cursors = Lines(), self._kernel.cursors

@@ -150,7 +150,8 @@ class NativeInstance(GuestInstance):
         try:
             return await Link.connect(path)
         except Unavailable as error:
-            if error.details.get("errno") not in (errno.ECONNREFUSED, errno.ENOENT):
+            # A dying guest closes its connections before its listening socket, so a reset means the same.
+            if error.details.get("errno") not in (errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOENT):
                 raise
             with suppress(FileNotFoundError):
                 os.unlink(path)
