@@ -21,7 +21,8 @@ packages=(
   apache2-utils       # htpasswd, for a registry that asks who comes
   busybox-static      # the smallest image that can do something
   debootstrap         # a real distribution's image, in `make prove`
-  chromium            # the browser that tries to drive a local server
+  chromium            # the browser that tries to drive a local server, and that drives the dashboard
+  fonts-wqy-zenhei    # the dashboard in Chinese, in pictures
   nodejs              # the dashboard's build; MCP: the Inspector, and servers from the registry
   docker.io runc crun             # containers: the tests start engines of their own
   podman containernetworking-plugins

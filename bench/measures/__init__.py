@@ -5,11 +5,13 @@ from collections.abc import Awaitable, Callable
 from bench.context import Context
 from bench.measures.cold import cold
 from bench.measures.create import create, durable
+from bench.measures.dashboard import dashboard
 from bench.measures.docker_lane import docker_lane
 from bench.measures.e2b import e2b
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
+from bench.measures.kernels import kernels
 from bench.measures.layers import layers
 from bench.measures.mcp import mcp
 from bench.measures.output import output
@@ -32,9 +34,11 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "idle": idle,
     "crowd": crowd,
     "layers": layers,
+    "kernels": kernels,
     "output": output,
     "http": http,
     "previews": previews,
+    "dashboard": dashboard,
     "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,

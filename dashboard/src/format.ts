@@ -4,10 +4,11 @@ import { locale, t } from "./i18n";
 
 export function seconds(value: number): string {
   const whole = Math.max(0, Math.round(value));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${String(Math.floor((whole % 3600) / 60)).padStart(2, "0")} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+  const padded = (number: number) => String(number).padStart(2, "0");
+  if (whole < 60) return `${whole} ${t("s")}`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} ${t("min")} ${padded(whole % 60)} ${t("s")}`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} ${t("h")} ${padded(Math.floor((whole % 3600) / 60))} ${t("min")}`;
+  return `${Math.floor(whole / 86400)} ${t("d")} ${Math.floor((whole % 86400) / 3600)} ${t("h")}`;
 }
 
 export function milliseconds(value: number): string {
@@ -49,9 +50,9 @@ export function age(at: number, now: number): string {
 }
 
 function short(value: number): string {
-  if (value < 60) return `${Math.round(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min`;
-  return value < 86400 ? `${Math.floor(value / 3600)} h` : `${Math.floor(value / 86400)} d`;
+  if (value < 60) return `${Math.round(value)} ${t("s")}`;
+  if (value < 3600) return `${Math.floor(value / 60)} ${t("min")}`;
+  return value < 86400 ? `${Math.floor(value / 3600)} ${t("h")}` : `${Math.floor(value / 86400)} ${t("d")}`;
 }
 
 export function boxTitle(box: { id: string; name: string }): string {

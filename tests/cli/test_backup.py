@@ -31,6 +31,7 @@ def _fill(state: Path, run: Path) -> str:
         hutch.skills.create("greet", "says hello")
         box = hutch.create(name="keep", retention="persistent", env={"TOKEN": "sealed-value"})
         box.exec("echo kept > f; ln -s f link; ln f hard; mkdir -p locked/in; echo x > locked/in/y; chmod 500 locked")
+        box.exec("mkdir sealed; echo z > sealed/z; chmod 000 sealed/z sealed")
         box.files.write("bytes", bytes(range(256)) * 500)
         box.stop()
         return box.id
@@ -42,6 +43,8 @@ def _check(state: Path, run: Path, box_id: str) -> None:
         box = hutch.attach(box_id)
         said = box.exec("cat link hard locked/in/y; stat -c '%a %h' locked f; echo $TOKEN").stdout
         assert said == "kept\nkept\nx\n500 3\n644 2\nsealed-value\n", said
+        assert box.exec("stat -c %a sealed; chmod 700 sealed; stat -c %a sealed/z").stdout == "0\n0\n"
+        assert box.exec("chmod 600 sealed/z; cat sealed/z").stdout == "z\n"
         assert box.files.read("bytes") == bytes(range(256)) * 500
         with hutch.box(workspace="volume:team") as reader:
             assert reader.files.read_text("report.md") == "in the volume"

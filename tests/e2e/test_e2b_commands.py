@@ -1,10 +1,13 @@
 """The newest E2B SDK runs commands in boxes: output, ends, input, signals, terminals (S13)."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import e2b
 import pytest
 from e2b import CommandExitException, PtySize
+
+from tests.e2e.e2b_sdk import E2B
 
 
 def test_output_exit_code_and_streams(sandbox: e2b.Sandbox) -> None:
@@ -93,3 +96,43 @@ def test_root_on_request(sandbox: e2b.Sandbox, rootless: bool) -> None:
             sandbox.commands.run("id -u", user="root")
         return
     assert sandbox.commands.run("id -u; pwd", user="root").stdout == "0\n/root\n"
+
+
+def test_input_can_be_streamed(sandbox: e2b.Sandbox) -> None:
+    """(S13) Pieces of input arrive as they are sent, in one call."""
+    handle = sandbox.commands.run("cat", background=True, stdin=True)
+    sandbox.commands.stream_input(handle.pid, (piece for piece in ("one\n", "two\n")))
+    sandbox.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\x00", b"\x00\x00\x00\x00\x05{", b"\x00\xff\xff\xff\xff{}", b"\x01\x00\x00\x00\x02{}",
+     b"\x00\x00\x00\x00\x02[]", b"\x00\x00\x00\x00\x02{}", b"{}"],
+)  # fmt: skip
+def test_malformed_messages_are_refused_and_the_sandbox_goes_on(
+    hutch_e2b: E2B, sandbox: e2b.Sandbox, body: bytes
+) -> None:
+    """(S13, Lesson 47) Half an envelope, a huge one, a compressed one, one of another shape: refused in words."""
+    client = hutch_e2b.server.tcp().saying(
+        e2b_sandbox_id=sandbox.sandbox_id,
+        x_access_token=sandbox._envd_access_token,  # type: ignore[arg-type]
+        content_type="application/connect+json",
+    )
+    answer = client.call("POST", "/process.Process/Start", body)
+    assert answer.status in (400, 413)
+    assert answer.json()["message"]
+    assert sandbox.commands.run("echo on").stdout == "on\n"
+
+
+def test_a_sandbox_can_be_killed_by_several_at_once(hutch_e2b: E2B) -> None:
+    """(S13, Lesson 3) Kills that meet while commands run all succeed or find nothing; the command is told."""
+    sandbox = e2b.Sandbox.create(**hutch_e2b.options)
+    handle = sandbox.commands.run("sleep 100", background=True)
+    with ThreadPoolExecutor(4) as pool:
+        killed = list(pool.map(lambda _: e2b.Sandbox.kill(sandbox.sandbox_id, **hutch_e2b.options), range(4)))
+    assert any(killed)
+    with pytest.raises(e2b.TimeoutException):
+        handle.wait()
+    assert not sandbox.is_running()

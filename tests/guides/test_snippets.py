@@ -50,6 +50,12 @@ ONLY_SHOWN = {
     "docker build": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker run": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker exec": ("a daemon and a base image", "tests/deploy/test_container.py"),
+    "hutch kernel prepare": ("packages from the internet", "tests/cli/test_code.py"),
+    "hutch dashboard": ("it opens a browser, and needs a server", "tests/dashboard/test_sign_in.py"),
+    "hutch serve &": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
+    "export E2B_": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
+    "python program.py": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
+    "hutch serve --port 7443": ("a name that resolves to this machine", "tests/e2e/test_e2b_tls.py"),
     "helm install": ("a cluster", "tests/deploy/test_kubernetes.py"),
     "hutch box url": ("it needs a server beside it", "tests/guides/test_previews.py"),
     "hutch box forward": ("it goes on until it is interrupted", "tests/cli/test_ports.py"),
@@ -203,7 +209,7 @@ def _own_part(given: list[str]) -> list[str]:
     """The words of Hutch's own command in a line with pipes and redirections."""
     part: list[str] = []
     for word in [*given, "|"]:
-        if word not in ("|", ">", "&&"):
+        if word not in ("|", ">", "&&", "&"):
             part.append(word)
         elif part[:1] == ["hutch"]:
             return part

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Invalid
+from hutch.errors import Invalid, Unsupported
 from hutch.kernels import environment
 from hutch.kernels.environment import Environment
 from hutch.model.code import CHART_MIME, TABLE_MIME
@@ -143,6 +143,20 @@ def test_a_kernel_survives_its_keeper(language: str) -> None:
         client = server.unix()
         assert client.good("POST", f"{box}/code", {"code": ask, "language": language})["stdout"] == "state\n"
         assert [each["job"] for each in client.good("GET", f"{box}/kernels")["kernels"]] == [before[0]["job"]]
+
+
+async def test_a_kernel_lives_through_a_checkpoint_and_ends_with_a_rollback() -> None:
+    """A checkpoint copies the files of a working box; going back ends its kernels, and the next run starts anew."""
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        assert (await box.python("kept = 1\nopen('file', 'w').write('first')")).ok
+        checkpoint = await box.checkpoint("before")
+        assert (await box.python("_ = open('file', 'w').write('second')\nkept")).text == "1"
+        await box.rollback(checkpoint.id, kill=True)
+        result = await box.python("'kept' in globals(), open('file').read()")
+        assert result.text == "(False, 'first')", result
+        assert any("state is gone" in note for note in result.notes)
+        with pytest.raises(Unsupported, match="kernel"):
+            await box.fork(kernel=True)
 
 
 async def test_many_kernels_at_once() -> None:

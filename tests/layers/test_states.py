@@ -7,7 +7,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.api import Box
-from hutch.errors import Conflict, Invalid, NotFound, QuotaExceeded, Unsupported
+from hutch.errors import Conflict, EngineError, Invalid, NotFound, QuotaExceeded, Unsupported
 from hutch.model.layers import ChangeKind, Way
 
 
@@ -211,3 +211,20 @@ async def test_a_hundred_checkpoints_are_squashed_and_all_can_be_reached() -> No
             await box.rollback(f"c{number}")
             assert await box.files.read(f"f{number % 7}") == str(number).encode()
             assert await box.files.exists("f6") == (number >= 6)
+
+
+async def test_on_a_full_disk_a_checkpoint_fails_and_the_box_is_as_it_was() -> None:
+    async with Hutch() as hutch, hutch.box(disk_mb=16) as box:
+        await shell(box, "echo one > a")
+        kept = await box.checkpoint("kept")
+        await shell(box, "echo two > a")
+        full = await box.exec("cat /dev/zero > filler; true")
+        assert full.exit_code == 0
+        with pytest.raises(EngineError, match="No space left") as failed:
+            await box.checkpoint()
+        assert "disk_mb" in failed.value.remedy
+        assert [each.id for each in await box.checkpoints()] == [kept.id]
+        assert await shell(box, "cat a; rm filler") == "two"
+        await box.checkpoint("again")
+        await box.rollback("kept")
+        assert await shell(box, "cat a") == "one"

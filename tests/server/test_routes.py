@@ -137,6 +137,17 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
         ("/files/mkdir", {"path": "d"}),
     ):
         good(f"POST {template}{path}", box + path, body)
+    good(f"POST {template}/checkpoints", f"{box}/checkpoints", {"name": "first", "kill": True})
+    good(f"GET {template}/checkpoints", f"{box}/checkpoints")
+    good(f"POST {template}/attempt", f"{box}/attempt", {"command": "true", "kill": True})
+    good(f"GET {template}/diff", f"{box}/diff?start=first")
+    assert client.call("POST", f"{box}/undo", {"kill": True}).status == 409  # no command has made a checkpoint
+    done.add(f"POST {template}/undo")
+    good(f"POST {template}/rollback", f"{box}/rollback", {"checkpoint": "first", "kill": True})
+    (fork,) = good(f"POST {template}/fork", f"{box}/fork", {"checkpoint": "first"})["boxes"]
+    good(f"POST {template}/merge", f"{box}/merge", {"fork": fork["id"]})
+    client.good("DELETE", f"/v1/boxes/{fork['id']}")
+    good(f"DELETE {template}/checkpoints/{{checkpoint}}", f"{box}/checkpoints/first")
     good(f"PUT {template}/files/content", f"{box}/files/content?path=f", b"one two\n")
     for path in ("content", "stat", "lines", "exists"):
         good(f"GET {template}/files/{path}", f"{box}/files/{path}?path=f")

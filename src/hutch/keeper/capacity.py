@@ -13,7 +13,7 @@ from hutch.keeper.store.store import Store
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
-from hutch.policy.quotas import Quota, Shortage, shortage
+from hutch.policy.quotas import Quota, Shortage, quota_of, shortage
 
 _SUMMED_LIMITS = ("cpus", "memory_mb", "disk_mb")
 """The limits of a box that count towards its owner's quota."""
@@ -153,7 +153,7 @@ class Capacity:
     def _quota(self, owner: str) -> Quota:
         if owner == POOL_OWNER:
             return Quota()  # A pool box has no owner yet; it counts when somebody claims it.
-        return self._config.quotas.get(owner) or self._config.quotas.get("*") or Quota()
+        return quota_of(self._config.quotas, owner)
 
     def _limit_shortage(self, limit: int, count: int) -> Shortage | None:
         return Shortage(what="boxes", limit=limit, used=count, asked=1) if count >= limit else None

@@ -108,8 +108,8 @@ class Keeper:
         """Held while the keeper starts, so that callers wait for it: a box of a keeper that has not claimed its name
         yet looks abandoned."""
         inventory = Inventory(store, self._live)
-        self.volumes = Volumes(store, config.state_dir / "volumes", inventory)
-        self.skills = Skills(config.state_dir / "skills", self.states)
+        self.volumes = Volumes(store, config.state_dir / "volumes", inventory, config.quotas)
+        self.skills = Skills(config.state_dir / "skills", self.states, config.quotas)
         self.skill_mounts = SkillMounts(
             self.skills, store, self.states, self.engines, self._live, inventory, self.create,
             lambda live, reason: self.teardown.destroy(live, reason, EventCause.OTHER),

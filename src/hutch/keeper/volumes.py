@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hutch.model.boxes import VolumeInfo
 from hutch.model.ids import digest, is_name
 from hutch.model.record import Record
 from hutch.model.spec import CheckedMount, MountMode
+from hutch.policy.quotas import Quota, check_kept, quota_of
 
 KIND = "volume"
 PREFIX = "volume:"
@@ -40,10 +42,15 @@ class Volumes:
     that a volume created again under the same name is not removed with it.
     """
 
-    def __init__(self, store: Store, directory: Path, inventory: Inventory) -> None:
+    def __init__(
+        self, store: Store, directory: Path, inventory: Inventory, quotas: Mapping[str, Quota] | None = None
+    ) -> None:
         self._store = store
         self._directory = directory
         self._inventory = inventory
+        self._quotas = quotas or {}
+        self._creating = asyncio.Lock()
+        """Held from counting an owner's volumes to writing the next one, so that two calls cannot pass his quota."""
 
     async def create(self, name: str, owner: str = LOCAL_OWNER) -> Volume:
         if not is_name(name):
@@ -52,9 +59,12 @@ class Volumes:
             )
         path = self._directory / _folder(owner, name)
         volume = Volume(name=name, owner=owner, path=str(path), created_at=time.time())
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not await self._store.put_note(KIND, _key(owner, name), volume.to_json(), new=True):
-            raise Conflict(f"volume {name} exists", op="volume create")
+        async with self._creating:
+            if limit := quota_of(self._quotas, owner).volumes:
+                check_kept("volumes", limit, len(await self.all(owner)), owner)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not await self._store.put_note(KIND, _key(owner, name), volume.to_json(), new=True):
+                raise Conflict(f"volume {name} exists", op="volume create")
         path.mkdir(exist_ok=True, mode=0o700)  # A removal may have renamed the earlier one.
         return volume
 

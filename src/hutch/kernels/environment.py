@@ -34,8 +34,8 @@ def load(state_dir: Path) -> Environment | None:
     """Return the prepared environment; None if there is none."""
     try:
         return Environment.from_json(_record(state_dir).read_bytes())
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # Where there is no state directory that we can read, nothing is prepared for us.
 
 
 def prepare(

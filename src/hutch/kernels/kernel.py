@@ -9,7 +9,7 @@ from signal import SIGINT, SIGKILL
 
 import msgspec
 
-from hutch.errors import Conflict, HutchError, NotFound, NotRunnable, Timeout
+from hutch.errors import Conflict, HutchError, NotFound, NotRunnable, Timeout, Unavailable
 from hutch.kernels.bash import BashOutput, run_script
 from hutch.kernels.collected import Collected
 from hutch.kernels.messages import Done, Lines, Message, Printed, Ready, Shown
@@ -161,7 +161,7 @@ class Kernel:
             await self._discard(instance, process)
 
     async def _discard(self, instance: Instance, process: Process) -> None:
-        with suppress(NotFound):
+        with suppress(NotFound, Unavailable):  # The guest that had it is gone, and so is the process.
             await process.signal(SIGKILL)
             with suppress(Timeout):
                 await process.wait(INTERRUPT_SECONDS)
@@ -275,7 +275,8 @@ class Run:
             request = msgspec.json.encode(fields) + b"\n"
         try:
             await self._process.write(request)
-        except Conflict:
+        except (Conflict, NotFound, Unavailable):
+            # It has ended, or the guest that had it. If the box itself cannot be reached, starting a new one says so.
             return False
         return True
 
@@ -288,6 +289,10 @@ class Run:
                 done = await self._read_lines()
             if not done:
                 await self._queue.put(Ended(await self._process.wait()))
+        except NotFound:
+            # The code has killed the guest that its kernel was forked from, or somebody removed the kernel.
+            verdict = Verdict(cause=Cause.SIGNAL, message="it was killed together with its guest")
+            await self._queue.put(Ended(Result(job_id=self._process.id, exit_code=None, signal=9, verdict=verdict)))
         except HutchError as error:
             await self._queue.put(error)
 

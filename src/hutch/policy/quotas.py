@@ -1,10 +1,11 @@
-"""Quotas: what all boxes of one owner may use together."""
+"""Quotas: what all boxes of one owner may use together, and how many volumes and skills an owner may keep."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
 
+from hutch.errors import QuotaExceeded
 from hutch.model.limits import Limits
 from hutch.model.record import Record
 
@@ -18,6 +19,24 @@ class Quota(Record, frozen=True, kw_only=True):
     cpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     memory_mb: Count = 0
     disk_mb: Count = 0
+    volumes: Count = 0
+    """Volumes that the owner may have at a time."""
+    skills: Count = 0
+    """Skills that the owner may have installed at a time, with all their versions."""
+
+
+def quota_of(quotas: Mapping[str, Quota], owner: str) -> Quota:
+    """Return the quota of an owner: his own, else everybody's."""
+    return quotas.get(owner) or quotas.get("*") or Quota()
+
+
+def check_kept(what: str, limit: int, kept: int, owner: str) -> None:
+    """Raise QuotaExceeded if an owner who keeps that many things may not have one more."""
+    if limit and kept >= limit:
+        raise QuotaExceeded(
+            f"{owner} has {kept} {what}, and may have {limit}", details={"what": what, "limit": limit, "used": kept},
+            retryable=False, remedy=f"remove one, or raise {what} in the owner's quota",
+        )  # fmt: skip
 
 
 class Shortage(Record, frozen=True, kw_only=True):

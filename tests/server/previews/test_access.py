@@ -136,6 +136,14 @@ def test_the_api_is_not_served_at_the_names_of_previews(preview: Preview, owner:
             response.read()
 
 
+def test_no_header_opens_another_door_at_the_origin_of_a_preview(preview: Preview) -> None:
+    """A page may send any header to its own origin; what it reaches there is its own program."""
+    seen = preview.echo(E2b_Sandbox_Id=preview.facts["box_id"], E2b_Sandbox_Port="49983")
+    assert seen["target"] == "/echo"
+    for path in ("/sandboxes", "/v2/sandboxes", "/files?path=x", "/process.Process/List"):
+        assert b"hello from the box" in preview.visit("GET", path).body
+
+
 def test_a_page_of_a_preview_may_not_call_the_api(preview: Preview, owner: Client) -> None:
     refused = owner.call("GET", "/v1/status", origin=preview.origin)
     assert refused.status == 403

@@ -28,7 +28,7 @@ export function Changes({ box }: { box: LiveBox }) {
     <div className="stack">
       <div className="bar">
         <Button kind="primary" onClick={() => setAsked({ what: "checkpoint" })} blocked={access.blocked}>{t("Make a checkpoint")}</Button>
-        <Button onClick={() => setAsked({ what: "undo" })} blocked={access.blocked || (!loaded.value?.checkpoints.length && t("There is no checkpoint yet."))}>{t("Undo…")}</Button>
+        <Button onClick={() => setAsked({ what: "undo" })} blocked={access.blocked || (!loaded.value?.checkpoints.some((each) => each.automatic) && t("Only commands of a box with automatic checkpoints can be undone."))}>{t("Undo…")}</Button>
         <Button onClick={() => setAsked({ what: "fork" })} blocked={access.blocked || (!may("create") && t("Your key may not create boxes."))}>{t("Fork…")}</Button>
         <Button onClick={loaded.reload}>{t("Refresh")}</Button>
       </div>
@@ -104,7 +104,7 @@ function Ask({ asked, box, onClose, done }: { asked: Asked; box: LiveBox; onClos
   if (asked.what === "undo") {
     return (
       <ActionDialog title={t("Undo")} action={t("Undo")} danger onClose={onClose} run={() => send("undo", { kill })}>
-        <p>{t("The files go back to the newest checkpoint. What was written since is lost.")}</p>
+        <p>{t("The files go back to what they were before the last command that changed them.")}</p>
         {ending}
       </ActionDialog>
     );

@@ -24,6 +24,7 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
+from hutch.policy.quotas import Quota, check_kept, quota_of
 
 if TYPE_CHECKING:
     from hutch import api
@@ -44,8 +45,9 @@ KIND = "skill"
 class Skills:
     """A keeper's skill store, the events of its changes, and those who follow them."""
 
-    def __init__(self, root: Path, states: States) -> None:
+    def __init__(self, root: Path, states: States, quotas: Mapping[str, Quota] | None = None) -> None:
         self.root = root
+        self.quotas = quotas or {}
         self.followers: list[Follow] = []
         """Called with the owner whose skills have changed, after the views on disk were renewed."""
         self._states = states
@@ -118,6 +120,10 @@ class OwnerSkills:
         Conflict.
         """
         store = self._skills.store
+        if limit := quota_of(self._skills.quotas, self._owner).skills:
+            names = {skill.name for skill in await self.all()}
+            if (name or (await self.preview(source)).name) not in names:
+                check_kept("skills", limit, len(names), self._owner)
         skill, before = await in_thread(store.install, self._owner, source, digest=digest, name=name, new=new)
         await self._changed(skill, before, "installed" if not before else "upgraded")
         return skill

@@ -24,7 +24,7 @@ from hutch.providers.native.spawn import wire
 _DESCRIPTORS = 4
 """What comes with a request: the box's pidfd, the guest's listening socket, its options, and its report socket."""
 
-_RESERVE_DELAY_MS = 100
+_RESERVE_DELAY_MS = 10
 """How long nothing happens before a fork is made in reserve: boxes that are being entered come first."""
 
 

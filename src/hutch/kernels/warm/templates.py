@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import HutchError, Unavailable
+from hutch.errors import NotFound, Unavailable
 from hutch.kernels import environment
 from hutch.logs import log
 from hutch.providers.base import Command, Entrance, Instance
-from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.native.instance import KERNEL_GUEST, NativeInstance
 from hutch.providers.native.spawn import wire
 
 MAX_FORKS = 200
@@ -30,7 +30,7 @@ MAX_FORKS = 200
 MAX_TEMPLATES = 8
 """The owner who has waited longest gives his up for another: each has about 100 MB of its own."""
 GUEST = "kernels"
-"""The name of a box's kernel guest, and of its socket in the box's directory."""
+"""The name by which an instance knows the link to its box's kernel guest."""
 _START_SECONDS = 120.0
 _ENTER_SECONDS = 20.0
 _SOURCE = str(Path(__file__).parents[3])
@@ -96,7 +96,7 @@ class Template:
         """
         self.forks += 1
         self.used_at = time.monotonic()
-        path = f"{entrance.directory}/{GUEST}"
+        path = f"{entrance.directory}/{KERNEL_GUEST}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # Left by a kernel guest that has ended.
         ours, theirs = wire.pair()
@@ -154,7 +154,7 @@ class Templates:
     ) -> tuple[GuestProcess, tuple[str, ...]] | None:
         """Start a kernel by a fork. Return it with notes for the caller, or None if this box has to start it cold."""
         prepared = environment.load(self._state_dir)
-        if prepared is None or not isinstance(instance, GuestInstance):
+        if prepared is None or not isinstance(instance, NativeInstance):
             return None
         try:
             kernel: dict[str, Any] = {"cwd": command.cwd, "env": command.env, "name": command.name}
@@ -169,7 +169,7 @@ class Templates:
                 started = await template.enter(entrance, kernel)
             finally:
                 await entrance.close()
-            await self._connect(instance)
+            await instance.link(GUEST)
             notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
             return instance.started_kernel(started), notes
         except (Unavailable, OSError) as error:
@@ -180,20 +180,12 @@ class Templates:
 
     async def find_guest(self, instance: Instance) -> Link | None:
         """Return the link to the box's kernel guest; None if it has none."""
-        if not isinstance(instance, GuestInstance) or not os.path.exists(_socket_path(instance)):
+        if not isinstance(instance, NativeInstance):
             return None
         try:
-            return await self._connect(instance)
-        except HutchError:
+            return await instance.link(GUEST)
+        except NotFound:
             return None
-
-    async def _connect(self, instance: GuestInstance) -> Link:
-        path = _socket_path(instance)
-
-        async def connect() -> Link:
-            return await Link.connect(path)
-
-        return await instance.add_guest(GUEST, connect)
 
     async def _template(self, owner: str, prepared: environment.Environment) -> Template:
         task = self._templates.get(owner)
@@ -249,10 +241,6 @@ def _used_up(template: Template) -> bool:
 
 def _last_use(task: "asyncio.Task[Template]") -> float:
     return task.result().used_at if task.done() and not task.cancelled() and not task.exception() else time.monotonic()
-
-
-def _socket_path(instance: Instance) -> str:
-    return f"{instance.record.data.get('directory')}/{GUEST}"
 
 
 async def _receive(sock: socket.socket, seconds: float) -> dict[str, Any] | None:

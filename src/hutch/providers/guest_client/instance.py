@@ -121,11 +121,6 @@ class GuestInstance(Instance):
                 link = self._links[user] = await self._connected(user)
             return link
 
-    async def add_guest(self, name: str, connect: Callable[[], Awaitable[Link]]) -> Link:
-        """Use one more guest of the box, whose jobs are then jobs of the box."""
-        self._other_guests[name] = connect
-        return await self.link(name)
-
     async def meet(self, link: Link) -> None:
         """Take a link that the engine made as the one to the box's own guest, once that has said hello."""
         await link.wait_for_hello()

@@ -1,12 +1,14 @@
 """A running native box: a guest instance with the counters, freezer and limits of its control group."""
 
 import asyncio
+import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hutch.errors import EngineError, Unsupported
+from hutch.errors import EngineError, NotFound, Unavailable, Unsupported
 from hutch.linux import cgroup_files
 from hutch.linux.cgroups import Group, GroupLimits
 from hutch.linux.processes import cpu_seconds
@@ -35,6 +37,8 @@ OFFLINE = (
     "or stop this one if it is persistent, and it comes back with a network"
 )
 
+KERNEL_GUEST = "deputy-kernels"
+"""The socket of the guest that kernels are forked from. Like those of root guests, it tells every keeper of it."""
 _END_TIMEOUT = 10.0
 """Seconds that a guest may take to end the processes of its box."""
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
@@ -86,6 +90,7 @@ class NativeInstance(GuestInstance):
         super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._watchdogs = watchdogs
         self._show = show
+        self._other_guests["kernels"] = self._connect_kernels
         self._entrance = entrance
         self._work_on_layers = work_on_layers
         self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
@@ -130,10 +135,26 @@ class NativeInstance(GuestInstance):
 
     async def kill_processes(self) -> None:
         """End all processes but the guests, and wait for their end."""
-        for user in (None, *self._root_guest_users()):
-            link = await self.link(user)
+        async for link in self._all_guests():
             await link.request("kill_all", timeout=_END_TIMEOUT)
             await link.request("make_room", timeout=_END_TIMEOUT)
+
+    async def _all_guests(self) -> AsyncIterator[Link]:
+        """The links to the box's guest, to those of other users, and to the one that kernels are forked from."""
+        for user in (None, *self._root_guest_users()):
+            with suppress(NotFound):  # The guest of the kernels has ended, and its kernels with it.
+                yield await self.link(user)
+
+    async def _connect_kernels(self) -> Link:
+        path = f"{self.record.data['directory']}/{KERNEL_GUEST}"
+        try:
+            return await Link.connect(path)
+        except Unavailable as error:
+            if error.details.get("errno") not in (errno.ECONNREFUSED, errno.ENOENT):
+                raise
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            raise NotFound(f"box {self.record.box_id} has no guest for kernels") from error
 
     def trouble(self) -> str:
         """Report that the box has lost its network, which needs helper processes that somebody may kill."""
@@ -181,8 +202,7 @@ class NativeInstance(GuestInstance):
 
     async def end_processes(self, overrun: Overrun) -> None:
         """End all processes but the guests. Root guests end those of other users, which the first guest cannot."""
-        for user in (None, *self._root_guest_users()):
-            link = await self.link(user)
+        async for link in self._all_guests():
             # Counted before the request, so that a command which was sent earlier knows why it ended.
             overrun.ends += 1
             await link.request("kill_all", timeout=_END_TIMEOUT)

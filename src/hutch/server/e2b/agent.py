@@ -1,10 +1,10 @@
 """The calls of E2B's agent, by their paths."""
 
 from hutch.server.e2b import filesystem, processes, watchers
-from hutch.server.e2b.connect import Nothing, ServerStream, Unary
+from hutch.server.e2b.connect import ClientStream, Nothing, ServerStream, Unary
 
 
-def methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream]:
+def methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream | ClientStream]:
     """Return every call; those on watchers keep what they began in `watching`."""
     process, files = "/process.Process/", "/filesystem.Filesystem/"
     return {
@@ -12,6 +12,7 @@ def methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream]:
         process + "Connect": ServerStream(processes.ProcessMessage, processes.connect, processes.KEEPALIVE),
         process + "List": Unary(Nothing, processes.list_processes),
         process + "SendInput": Unary(processes.InputMessage, processes.send_input),
+        process + "StreamInput": ClientStream(processes.StreamMessage, processes.stream_input),
         process + "CloseStdin": Unary(processes.ProcessMessage, processes.close_stdin),
         process + "SendSignal": Unary(processes.SignalMessage, processes.send_signal),
         process + "Update": Unary(processes.UpdateMessage, processes.update),

@@ -65,6 +65,24 @@ def envelope(message: object, flags: int = 0) -> bytes:
     return _HEAD.pack(flags, len(data)) + data
 
 
+class ClientStream(NamedTuple):
+    """A call that takes many messages and answers with one."""
+
+    takes: type[Any]
+    handler: Callable[[Request, AsyncGenerator[Any, None]], Awaitable[Message]]
+
+
+async def serve_client_stream(request: Request, method: ClientStream) -> Answer:
+    """Read messages as they arrive, and answer with one and the end of the stream."""
+    limit = request.call.service.config.server.max_upload_mb << 20
+    try:
+        async with aclosing(read_messages(request.call.pieces(limit), method.takes)) as messages:
+            body = envelope(await method.handler(request, messages)) + envelope({}, END)
+    except HutchError as error:
+        body = envelope({"error": {"code": _code(error), "message": text_of(error)}}, END)
+    return Answer(200, body, (("content-type", STREAM),))
+
+
 async def serve_unary(request: Request, method: Unary) -> Answer:
     """Answer one message with one message."""
     try:

@@ -18,7 +18,7 @@ from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
 from hutch.server.e2b import control, interpreter, ports, transfers
 from hutch.server.e2b.agent import methods
-from hutch.server.e2b.connect import Unary, serve_stream, serve_unary
+from hutch.server.e2b.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
@@ -49,10 +49,11 @@ class E2BDoor:
         if scope["type"] not in ("http", "websocket"):
             return False
         headers = {name: value for name, value in scope["headers"] if name in (_SANDBOX, b"host")}
-        if _SANDBOX in headers:
-            return True
+        # The name first: a page of a preview may send any header to its own origin.
         if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
             return self._is_sandbox(name)
+        if _SANDBOX in headers:
+            return True
         path: str = scope["path"]
         ours = path == "/files" or path in self._methods or is_control_path(path)
         return ours and scope["type"] == "http"
@@ -145,6 +146,8 @@ class E2BDoor:
             raise Unsupported(f"{request.path} is not a part of the E2B protocol that this server speaks")
         if isinstance(method, Unary):
             return await serve_unary(request, method)
+        if isinstance(method, ClientStream):
+            return await serve_client_stream(request, method)
         await serve_stream(request, send, method)
         return None
 

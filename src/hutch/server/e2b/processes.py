@@ -70,6 +70,18 @@ class InputMessage(ProcessMessage, frozen=True):
     input: Input
 
 
+class InputData(msgspec.Struct, frozen=True):
+    input: Input
+
+
+class StreamMessage(msgspec.Struct, frozen=True):
+    """One of these; the first message of a stream is `start`."""
+
+    start: ProcessMessage | None = None
+    data: InputData | None = None
+    keepalive: Nothing | None = None
+
+
 class SignalMessage(ProcessMessage, frozen=True):
     signal: str | int
 
@@ -183,6 +195,19 @@ async def _write(job: JobHandle, given: Input) -> None:
         await job.write(data)
     except Conflict as error:
         raise ConnectError("internal", f"error writing to stdin: {error.message}") from error
+
+
+async def stream_input(request: Request, messages: AsyncGenerator[StreamMessage, None]) -> Message:
+    """Write to a process's input or terminal as the pieces arrive."""
+    first = await anext(messages, None)
+    if first is None or first.start is None:
+        raise Invalid("the first message of a stream of input names its process")
+    async with request.using() as box:
+        job = await _running(box, first.start)
+        async for message in messages:
+            if message.data is not None:
+                await _write(job, message.data.input)
+    return {}
 
 
 async def close_stdin(request: Request, message: ProcessMessage) -> Message:

@@ -18,6 +18,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._open: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
+        self._being_cut: set[asyncio.Timeout] = set()
+        """Streams that were told to end and have not yet: a timeout that has passed cannot be set again."""
 
     async def run(self, sandbox: str, work: Awaitable[None]) -> None:
         """Wait for `work`, which sends a stream. Cut if `cut` was called."""
@@ -28,6 +30,7 @@ class Streams:
                 try:
                     await work
                 finally:
+                    self._being_cut.discard(scope)
                     del self._open[sandbox][scope]
                     if not self._open[sandbox]:
                         del self._open[sandbox]
@@ -40,7 +43,8 @@ class Streams:
     async def cut(self, sandbox: str) -> None:
         """Cut every stream of a sandbox, and wait until none of them uses it any more."""
         cut = dict(self._open.get(sandbox, {}))
-        for scope in cut:
+        for scope in cut.keys() - self._being_cut:
+            self._being_cut.add(scope)
             scope.reschedule(0.0)
         with suppress(TimeoutError):  # Whoever needs the sandbox unused checks that itself.
             async with asyncio.timeout(CLOSE_SECONDS):

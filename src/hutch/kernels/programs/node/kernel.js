@@ -92,7 +92,7 @@ function stripTypes(code) {
       return outputText.replace(/^export \{\};\s*$/m, '');
     }
   }
-  const error = new Error('this Node cannot read TypeScript: use Node 22.13 or newer, or run npm install typescript');
+  const error = new Error('this Node cannot read TypeScript: use Node 22.13 or newer, or run npm install typescript@5');
   error.name = 'NotInstalled';
   throw error;
 }

