@@ -50,7 +50,7 @@ ONLY_SHOWN = {
     "docker build": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker run": ("a daemon and a base image", "tests/deploy/test_container.py"),
     "docker exec": ("a daemon and a base image", "tests/deploy/test_container.py"),
-    "hutch kernel prepare": ("packages from the internet", "tests/providers/test_kernels.py"),
+    "hutch kernel prepare": ("packages from the internet", "tests/cli/test_code.py"),
     "hutch dashboard": ("it opens a browser, and needs a server", "tests/dashboard/test_sign_in.py"),
     "hutch serve &": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),
     "export E2B_": ("programs of another SDK have a server of their own", "tests/e2e/test_e2b_programs.py"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hutch.config import directories
 from hutch.linux import identity, processes
 
 
@@ -38,6 +39,17 @@ def test_a_slot_is_given_once(tmp_path: Path) -> None:
     taken = [slots.take() for _ in range(2 * identity.BLOCK) for slots in (one, other)]
     assert len(set(taken)) == 4 * identity.BLOCK
     assert {slot // identity.BLOCK for slot in taken} == {3, 4, 5, 6}
+
+
+def test_the_run_directory_above_it_is_closed_to_others(tmp_path: Path) -> None:
+    """The first spawner on a machine may make root's run directory, and a keeper refuses one that others can enter."""
+    identity.IdRanges(str(tmp_path / "run" / "ids"))
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+    older = tmp_path / "older"
+    (older / "ids").mkdir(parents=True)
+    older.chmod(0o755)
+    directories.make(older)
+    assert older.stat().st_mode & 0o077 == 0
 
 
 def test_a_slot_given_back_is_given_again(tmp_path: Path) -> None:

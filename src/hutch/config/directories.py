@@ -15,8 +15,9 @@ _SOCKET_PATH = 107
 _LONGEST_SOCKET = "/" + 20 * "x" + "/deputy"
 _OURS = frozenset({"keepers", "hutch.db", "receipts.db", "server.lock"})
 """Every state or run directory that a keeper has used has one of these entries."""
-_ALSO_OURS = frozenset({"boxes", "cache", "images", "instance", "mcp", "skills", "volumes"})
-"""Entries that a state directory may have before its first keeper: probing an engine makes its part."""
+_ALSO_OURS = frozenset({"boxes", "cache", "ids", "images", "instance", "mcp", "skills", "volumes"})
+"""Entries that a directory may have before its first keeper: probing an engine makes its part, and the id ranges of
+boxes are in root's run directory, whichever other one a keeper uses."""
 _SHARED = frozenset(
     {"/", "/etc", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/lib", "/var/run"}
 )

@@ -153,6 +153,8 @@ class IdRanges:
 
     def __init__(self, directory: str = SLOT_DIRECTORY) -> None:
         self._directory = directory
+        # Its parent is a run directory, which a keeper may use later: `makedirs` alone would let others look into it.
+        os.makedirs(os.path.dirname(directory), 0o700, exist_ok=True)
         os.makedirs(directory, 0o700, exist_ok=True)
         pid = os.getpid()
         self._owner = processes.Identity(pid, processes.start_time(pid) or 0, processes.boot_id())

@@ -226,7 +226,7 @@ ROUTES = (
     Route("GET", "/v1/tools", dashboard.list_tools, May.READ, dashboard.ToolList, fails=skills.FAILS),
     Route("GET", "/v1/dashboard/live", live.live, May.READ, long=True, streams={events.SSE: live.LiveMessage}),
     Route("GET", "/v1/find", boxes.find_box, May.READ, BoxInfo, fails=("not_found", "gone")),
-    Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
+    Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList, fails=("not_found",)),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
     Route("POST", "/v1/plan", boxes.plan, May.READ, EffectiveSpec, form=SpecForm, fails=BOX_ERRORS),
