@@ -3,7 +3,7 @@
 import asyncio
 
 from hutch.keeper.boxes.records import BoxRecord
-from hutch.keeper.store.store import MemoryStore
+from hutch.keeper.store.store import Known, MemoryStore
 from hutch.model.boxes import Event
 
 
@@ -52,8 +52,8 @@ class GatedStore(MemoryStore):
         await self.gates.passed("replace")
         return changed
 
-    async def all(self) -> tuple[BoxRecord, ...]:
-        records = await super().all()
+    async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
+        records = await super().all(known)
         await self.gates.passed("all")
         return records
 
