@@ -24,8 +24,9 @@ def server(sample: Sample) -> Server:
     return sample.server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one module at most: while it is open, Playwright's event loop runs, and no coroutine test could."""
     if CHROMIUM is None:
         pytest.skip("needs chromium (tools/setup.sh)")
     with chromium() as started:
