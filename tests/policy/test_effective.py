@@ -137,7 +137,7 @@ def test_a_locked_field_wins_over_the_caller() -> None:
     assert (answer.network, answer.read_only_root, answer.workspace.mode) == (NetworkMode.OFF, True, MountMode.RO)
     assert sorted(told(answer)) == [
         "network on → off: locked by profile offline_readonly",
-        "read_only_root false → true: locked by profile offline_readonly",
+        "read-only system false → true: locked by profile offline_readonly",
         "workspace.mode rw → ro: locked by profile offline_readonly",
     ]
 

@@ -33,6 +33,7 @@ _CANARY = 25.0
 _USER = "1000:1000"
 _HOME = "/home/user"
 _MISSING = (
+    Missing(what="layers", reason="a machine's disk has no checkpoints here", remedy="use the native provider"),
     Missing(what="users.root", reason="commands run as the box's ordinary user", remedy="use the native provider"),
     Missing(what="persistent", reason="boxes are removed with their disks", remedy="export the box"),
     Missing(what="writable_root", reason="the root is writable by root only", remedy="work in /workspace"),

@@ -166,6 +166,11 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
 def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Missing, ...]:
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
+        Missing(
+            what="layers",
+            reason="the files of containers have no checkpoints",
+            remedy="use the native provider, or `hutch box export`",
+        ),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
     ]
     if "cpus" not in context.machine.holds:

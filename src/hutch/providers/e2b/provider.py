@@ -34,6 +34,7 @@ _NONE = "the size of a sandbox is its template's"
 _MISSING = (
     Missing(what="grades.cpus", reason=_NONE, remedy='use a profile with accept_unenforced = ["cpus", "disk_mb"]'),
     Missing(what="grades.disk_mb", reason=_NONE, remedy='use a profile with accept_unenforced = ["cpus", "disk_mb"]'),
+    Missing(what="layers", reason="a sandbox's files have no checkpoints here", remedy="use the native provider"),
     Missing(what="users.root", reason="commands run as the template's user", remedy="use sudo, if the template has it"),
     Missing(what="persistent", reason="a sandbox that ends takes its files with it", remedy="pause it, or export it"),
     Missing(what="writable_root", reason="the root is writable by root only", remedy="work in /workspace"),

@@ -87,6 +87,7 @@ def claims(settings: Settings, *, direct: bool | None, walled: bool) -> Capabili
         Missing(what="images.host", reason="Pods are made of images", remedy="use oci:REF"),
         Missing(what="users.root", reason="Pods are restricted to ordinary users", remedy="leave out user"),
         Missing(what="pause", reason="a Pod cannot be frozen", remedy="stop a persistent box instead"),
+        Missing(what="layers", reason="the files of Pods have no checkpoints", remedy="use `hutch box export`"),
         Missing(what="mounts", reason="a Pod runs on another machine", remedy="copy files with `hutch box cp`"),
         Missing(what="uid_range", reason="commands run as the box's user", remedy="leave out user"),
         Missing(

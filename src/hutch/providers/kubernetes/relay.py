@@ -15,6 +15,7 @@ import ssl
 import sys
 from pathlib import Path
 
+from hutch.logs import log
 from hutch.providers.guest_bundle.listener import SOCKET_NAME
 from hutch.providers.guest_bundle.pack import guest_bundle
 
@@ -73,7 +74,7 @@ class Relay:
             if await self._is_keeper(reader):
                 await self._carry(reader, writer)
         except (OSError, ssl.SSLError) as error:
-            print(f"hutch: a connection ended: {error}", file=sys.stderr)
+            log("kubernetes").info("a keeper's connection ended", error=error)
         finally:
             self._open -= 1
             writer.close()

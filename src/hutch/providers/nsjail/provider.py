@@ -20,6 +20,7 @@ from hutch.providers.nsjail import cgroups as groups
 
 _MISSING = (
     Missing(what="networks.on", reason="a jail has only its own loopback", remedy="use the native provider or Docker"),
+    Missing(what="layers", reason="a jail's files have no checkpoints", remedy="use the native provider"),
     Missing(what="users.root", reason="a jail has one user", remedy="use the native provider or Docker"),
     Missing(what="persistent", reason="the files of a jail are in memory", remedy="use the native provider or Docker"),
     Missing(what="writable_root", reason="a jail's root is read-only", remedy="work in /workspace"),

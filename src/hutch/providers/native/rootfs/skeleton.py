@@ -4,6 +4,7 @@ A skeleton is made once for each content, named by its digest, and never changed
 and keepers may use it at the same time.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -248,10 +249,24 @@ def make(content: Content, parent: str) -> str:
         prepared,  # `hutch run` finds the directory there, and need not load it
     )
 
-    os.makedirs(parent, 0o755, exist_ok=True)
+    _make_below_private(parent)
     with prepared(final) as draft:
         _fill(content, draft)
     return final
+
+
+def _make_below_private(parent: str) -> None:
+    """Make a directory that everybody may read. What is missing above it may be a state directory: it is private."""
+    missing = []
+    above = os.path.dirname(parent)
+    while not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(parent, 0o755)
 
 
 def _fill(content: Content, draft: str) -> None:
