@@ -29,7 +29,7 @@ pin: ## renew tools/constraints.txt, the exact releases that setup installs
 demo: setup ## a box, a command, a file, a limit: the short tour
 	$(PYTHON) examples/demo.py $(ARGS)
 
-check: setup ## linters, types, import contracts, file lengths
+check: setup ## linters, types, import contracts, file lengths, links of documents
 	@tools/check.sh
 
 test: setup ## check, every test as this user, then (as root) the brief run as an ordinary user

@@ -16,6 +16,7 @@ check "ruff format" .venv/bin/ruff format --quiet --check .
 check "mypy" .venv/bin/mypy
 check "import contracts" .venv/bin/lint-imports --no-logo
 check "file lengths" .venv/bin/python tools/check_lengths.py
+check "links" .venv/bin/python tools/check_links.py
 check "requirements" .venv/bin/python tools/requirements.py --check
 
 ((${#failed[@]} == 0)) && exit 0

@@ -134,7 +134,7 @@ def _kind(schema: dict[str, Any]) -> str:
     """A schema in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        return f"[{name}](#{name.lower().replace('.', '')})"
     if "anyOf" in schema:
         return " or ".join(_kind(each) for each in schema["anyOf"]) + _default(schema)
     if "enum" in schema:

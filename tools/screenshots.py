@@ -18,11 +18,11 @@ HEIGHT = 900
 
 def pages(sample: Sample) -> dict[str, str]:
     box = f"/boxes/{sample.box}"
+    tabs = ("terminal", "jobs", "files", "changes", "ports", "notebook", "events", "receipts")
     return {
-        "overview": "/", "boxes": "/boxes", "box": box, "terminal": f"{box}/terminal", "jobs": f"{box}/jobs",
-        "files": f"{box}/files", "events": f"{box}/events", "receipts": f"{box}/receipts", "approvals": "/approvals",
-        "skills": f"/skills/{sample.skill}", "mcp-servers": f"/mcp-servers/{sample.mcp_server}", "tools": "/tools",
-        "profiles": "/profiles", "audit": "/audit", "keys": "/keys",
+        "overview": "/", "boxes": "/boxes", "box": box, **{tab: f"{box}/{tab}" for tab in tabs},
+        "approvals": "/approvals", "skills": f"/skills/{sample.skill}", "tools": "/tools",
+        "mcp-servers": f"/mcp-servers/{sample.mcp_server}", "profiles": "/profiles", "audit": "/audit", "keys": "/keys",
     }  # fmt: skip
 
 
@@ -56,7 +56,9 @@ def main() -> int:
                         if name == "terminal":
                             page.locator("[data-phase=open]").wait_for()
                         if name in ("files", "jobs"):
-                            page.locator(".choices button").first.click()
+                            page.locator(
+                                ".choices button", has_text="count.py" if name == "files" else ""
+                            ).first.click()
                         page.wait_for_timeout(2600 if name == "overview" and width == arguments.widths[0] else 400)
                         page.screenshot(path=arguments.out / f"{name}-{theme}-{language}-{width}.png")
         for error in visitor.errors + visitor.foreign:

@@ -9,7 +9,7 @@ brief=0
 if [[ ${1-} == --brief ]]; then
   brief=1
   shift
-  for path in tests/conformance/test_native.py tests/security tests/linux tests/providers/native tests/layers tests/images tests/cli tests/skills/test_boxes.py tests/skills/test_permissions.py tests/test_sync.py tests/test_upgrade.py; do
+  for path in tests/conformance/test_native.py tests/security tests/linux tests/providers/native tests/layers tests/images tests/cli tests/e2e/test_agent_walk.py tests/skills/test_boxes.py tests/skills/test_permissions.py tests/test_sync.py tests/test_upgrade.py; do
     [[ -e $path ]] && set -- "$@" "$path"
   done
 fi

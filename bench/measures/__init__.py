@@ -6,11 +6,14 @@ from bench.context import Context
 from bench.measures.cold import cold
 from bench.measures.create import create, durable
 from bench.measures.docker_lane import docker_lane
+from bench.measures.e2b import e2b
 from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeper import found, handle
+from bench.measures.layers import layers
 from bench.measures.mcp import mcp
 from bench.measures.output import output
+from bench.measures.previews import previews
 from bench.measures.scale import burst, crowd, idle, rate
 from bench.measures.tools import tools
 from bench.measures.under_abuse import under_abuse
@@ -28,9 +31,12 @@ MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "rate": rate,
     "idle": idle,
     "crowd": crowd,
+    "layers": layers,
     "output": output,
     "http": http,
+    "previews": previews,
     "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,
+    "e2b": e2b,
 }

@@ -12,6 +12,7 @@ from typing import Any
 from bench.context import Context
 from bench.interleave import Candidate, interleave
 from bench.numbers import Number, Summary
+from hutch.mcp.serving.render import FACTS
 from mcp import Client, StdioServerParameters
 
 SDK = "SDK client"
@@ -38,7 +39,7 @@ class Lines:
     async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         result = await self.ask("tools/call", name=name, arguments=arguments)
         assert not result.get("isError"), result
-        found: dict[str, Any] = result["structuredContent"]
+        found: dict[str, Any] = result["_meta"][FACTS]
         return found
 
 
@@ -71,7 +72,7 @@ async def mcp(context: Context) -> list[Number]:
     place = StdioServerParameters(command=sys.executable, args=[*WORDS, "sdk"], env=_environment(context))
     async with _lines(context) as lines, Client(place) as client:
         box = (await lines.call("exec", command=[program]))["box"]
-        other = (await client.call_tool("exec", {"command": [program]})).structured_content["box"]
+        other = ((await client.call_tool("exec", {"command": [program]})).meta or {})[FACTS]["box"]
 
         async def bare() -> float:
             start = perf_counter()

@@ -55,8 +55,8 @@ class Engine:
         self.exec(container, ["true"])
         return container, time.perf_counter() - start
 
-    def create(self) -> str:
-        body = {"Image": NAME, "Cmd": IDLE, "HostConfig": self._host_config}
+    def create(self, image: str = NAME) -> str:
+        body = {"Image": image, "Cmd": IDLE, "HostConfig": self._host_config}
         container: str = self.call("POST", "/containers/create", body)["Id"]
         self.call("POST", f"/containers/{container}/start")
         return container

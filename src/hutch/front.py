@@ -12,6 +12,7 @@ from hutch.config import Config, announcement
 from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
+    from hutch.api.race import Race, Score, Task
     from hutch.client.heartbeat import ConnectionListener, Rhythm
     from hutch.client.remote import RemoteHutch
     from hutch.keeper.keeper import Keeper
@@ -109,6 +110,17 @@ class Hutch:
         return view
 
     box = _forwarded(api.Hutch.box)
+
+    async def race(self, box: api.Box, count: int, task: "Task", score: "Score") -> "Race":
+        """Run a task in `count` forks of a box at once, and merge the fork with the highest score into the box.
+
+        `task(fork, number)` works in a fork; `score(fork, result)` rates it, None is out of the race. Whatever happens,
+        the forks are destroyed. Raises: as `Box.fork` and `Box.merge`.
+        """
+        from hutch.api.race import race
+
+        return await race(box, count, task, score)
+
     create = _forwarded(api.Hutch.create)
     plan = _forwarded(api.Hutch.plan)
     box_for = _forwarded(api.Hutch.box_for)

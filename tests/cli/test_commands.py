@@ -180,3 +180,11 @@ def test_bash_completes(line: list[str], expected: set[str], tmp_path: Path) -> 
     found = set(done.stdout.decode().split())
     assert expected <= found
     assert all(word.startswith(line[-1]) for word in found)
+
+
+def test_net_and_network_are_one_option() -> None:
+    """Wherever a command has a network, both names work."""
+    for command in completion.commands():
+        for option in completion.options(command):
+            if {"--net", "--network"} & set(option.flags):
+                assert {"--net", "--network"} <= set(option.flags), command

@@ -226,3 +226,29 @@ def test_settings_of_images(home: Home, registry: Server, tmp_path: Path) -> Non
         and "hutch.toml:" in told["error"]["message"]
         and "missing, always, never" in told["error"]["message"]
     )
+
+
+def test_an_image_of_a_box(home: Home, app: str, tmp_path: Path, rootless: bool) -> None:
+    """Everything that the box changed is in the image, also what it deleted; over several layers (issue 20)."""
+    user = () if rootless else ("--user", "root")
+    made = home.hutch("box", "create", "--name", "dev", "--image", f"oci:{app}", "--keep", "10m", *user)
+    assert made.returncode == 0, made.stderr
+    assert (
+        home.hutch("box", "exec", "dev", "--", "sh", "-c", "echo one > /workspace/a; echo t > /tmp/t").returncode == 0
+    )
+    assert home.hutch("box", "checkpoint", "dev", "--name", "c").returncode == 0
+    change = "echo two > /workspace/a; mkdir /workspace/d; ln -s a /workspace/d/l; rm /tmp/t"
+    assert home.hutch("box", "exec", "dev", "--", "sh", "-c", change).returncode == 0
+    image = home.json("image", "from-box", "dev", "mine:1")
+    assert image["name"].endswith("mine:1")
+    look = "cat /workspace/a /workspace/d/../a; readlink /workspace/d/l; ls /tmp"
+    ran = home.hutch("run", "--image", "oci:mine:1", "--", "sh", "-c", look)
+    assert ran.stdout == b"two\ntwo\na\n", ran
+    assert home.hutch("image", "export", "mine:1", str(tmp_path / "mine.tar")).returncode == 0
+    moved = home.json("image", "import", str(tmp_path / "mine.tar"), "moved:2")["images"][0]
+    assert moved["digest"] == image["digest"], "other engines get the same image"
+    refused, told = home.answer("image", "from-box", "none", "x")
+    assert refused != 0 and told
+    assert home.hutch("box", "create", "--name", "plain", "--image", "host", "--keep", "10m").returncode == 0
+    refused, told = home.answer("image", "from-box", "plain", "x")
+    assert refused != 0 and "oci:" in str(told)

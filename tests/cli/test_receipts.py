@@ -23,7 +23,9 @@ def test_a_box_is_told_by_its_receipts(home: Home) -> None:
     [ran] = [receipt for receipt in listed if receipt.get("cause")]
     assert (ran["details"]["command"], ran["cause"], ran["exit_code"]) == ("sh -c 'exit 3'", "exit", 3)
     assert ran["who"]["session"].startswith("cli-")
-    table = home.good("receipts", "list", "told").splitlines()
+    brief = home.good("receipts", "list", "told").splitlines()
+    assert [line.split()[4] for line in brief[1:]] == ["box.created", "exec"], brief
+    table = home.good("receipts", "list", "--all", "told").splitlines()
     assert table[0].split()[:4] == ["NO", "TIME", "WHO", "OPERATION"] and len(table) == len(listed) + 1
     assert home.json("receipts", "show", "told", "1")["op"] == "box.created"
     assert home.hutch("receipts", "show", "told", "99").returncode == 125

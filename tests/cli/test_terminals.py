@@ -68,3 +68,18 @@ def test_a_shell_without_a_terminal_says_what_to_use() -> None:
     assert done.returncode == 125
     assert b"needs a terminal" in done.stderr
     assert b"hutch run -- sh" in done.stderr
+
+
+def test_a_table_fits_its_terminal() -> None:
+    """On 80 columns no line is wider, however long the cells are; a pipe gets every cell whole."""
+    name = "a-name-that-is-as-long-as-the-longest-names-of-boxes-ever-are"
+    assert hutch("box", "create", "--name", name, "--label", "a=b").returncode == 0
+    try:
+        with on_terminal("box", "list", env={"COLUMNS": "80"}) as (process, terminal):
+            shown = read_until(terminal, b"default").decode()
+            process.wait(TIMEOUT)
+        lines = [line.rstrip("\r") for line in shown.split("\n")]
+        assert len(lines) >= 2 and all(len(line) <= 80 for line in lines) and "…" in shown, shown
+        assert name in hutch("box", "list").stdout.decode()
+    finally:
+        hutch("box", "destroy", "--force", name)

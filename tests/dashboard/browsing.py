@@ -30,9 +30,8 @@ class Visitor:
     foreign: list[str] = field(default_factory=list)
     """Requests that left the dashboard's origin."""
 
-    @property
-    def url(self) -> str:
-        return str(self.server.announcement["url"])
+    def __post_init__(self) -> None:
+        self.url = str(self.server.announcement["url"])
 
     def watch(self, page: Page) -> None:
         page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)

@@ -70,7 +70,7 @@ def sample_server(**settings: str) -> Iterator[Sample]:
 def asking(client: Client, box: str, **fields: str) -> Iterator[None]:
     """An agent's question that waits until the block ends."""
     connection = client.connect()
-    asked = {"agent": "research", "tool": "exec", "what": "git push origin main", "reason": "rule: ask git push*"}
+    asked = {"agent": "research", "tool": "exec", "what": "git push origin main", "reason": "ask git push*"}
     body = json.dumps({**asked, **fields, "box": box})
     connection.request("POST", "/v1/questions", body, client.headers)
     waiting = threading.Thread(target=_finish, args=(connection,), daemon=True)

@@ -102,6 +102,11 @@ def test_what_makes_boxes_impossible(machine: Facts, name: str, fix: str) -> Non
 @pytest.mark.parametrize(
     ("machine", "name", "fix"),
     [
+        (
+            but(shared_roots=(Place(path="/srv/bot", obstacle="there is no such directory"),)),
+            "shared with LangBot",
+            "langbot_shared_roots",
+        ),
         (but(kernel="5.15.0-100-generic"), "kernel", "6.6"),
         (but(closed_to_others="/root", installed="/root/v/hutch"), "installation", "/opt/hutch"),
         (but(trials={**GOOD_TRIALS, "overlay opaque": "EOPNOTSUPP"}), "tmpfs user xattrs", "6.6"),
@@ -118,6 +123,7 @@ def test_what_makes_boxes_impossible(machine: Facts, name: str, fix: str) -> Non
             "network",
             "install passt",
         ),
+        (but(previews="https://p.example.org", previews_resolve=False), "previews", "wildcard DNS entry"),
     ],
 )
 def test_what_makes_boxes_weaker(machine: Facts, name: str, fix: str) -> None:

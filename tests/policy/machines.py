@@ -23,6 +23,7 @@ ABLE = Capabilities(
     images=("host", "dir", "tar", "oci"),
     mounts=True,
     ports=True,
+    layers=True,
     grades=STRONG,
 )
 """Can do everything."""

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from hutch.errors import Invalid, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities, Missing
 from hutch.model.limits import LimitsAsked
-from hutch.model.spec import EffectiveSpec, Isolation, Mount, MountMode, NetworkMode, Retention, Spec, Workspace
+from hutch.model.spec import (
+    AutoCheckpoint,
+    EffectiveSpec,
+    Isolation,
+    Mount,
+    MountMode,
+    NetworkMode,
+    Retention,
+    Spec,
+    TtlAction,
+    Workspace,
+)
 from hutch.policy.effective import clamp_timeout, effective, providers_of
 from hutch.policy.profiles import BUILT_IN, LOCKABLE, Maxima, Profile, ProfileTable, resolve, value_of
 from hutch.policy.values import BOUNDS, LIMIT_NAMES
@@ -44,7 +55,8 @@ def test_an_empty_spec_gets_the_profile_and_no_adjustment(name: str) -> None:
         profile.read_only_root,
         profile.workspace,
     )
-    assert (answer.image, answer.user, answer.workdir, answer.name) == ("host", "user", "/workspace", "")
+    workdir = profile.workdir or "/workspace"
+    assert (answer.image, answer.user, answer.workdir, answer.name) == ("host", "user", workdir, "")
     assert answer.idle_timeout_sec == profile.idle_timeout_sec
 
 
@@ -52,7 +64,8 @@ def test_what_is_asked_and_allowed_is_given() -> None:
     spec = Spec(
         image="oci:alpine:3.20", workdir="/srv", user="1234", network=NetworkMode.ON, read_only_root=False,
         env={"A": "1"}, secrets={"B": "2"}, labels={"team": "x"}, ports=(8080,), name="my-box", skills="pipeline-1",
-        ttl_sec=60, idle_timeout_sec=0, retention=Retention.PERSISTENT, allow_private=("10.1.0.0/16",),
+        ttl_sec=60, ttl_action=TtlAction.PAUSE, idle_timeout_sec=0, retention=Retention.PERSISTENT,
+        auto_checkpoint=AutoCheckpoint.EXEC, allow_private=("10.1.0.0/16",),
         limits=LimitsAsked(cpus=2, memory_mb=2048, timeout_sec=100),
         mounts=(Mount(source="/srv/data", target="/data"),), workspace=Workspace(source="volume:notes"),
     )  # fmt: skip

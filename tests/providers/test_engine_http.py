@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.errors import ConfigError, Unavailable
+from hutch.errors import ConfigError, EngineError, Unavailable
 from hutch.providers.docker import endpoint
 from hutch.providers.docker.endpoint import Endpoint, parse
 from hutch.providers.docker.engine_api import Engine
@@ -185,3 +185,13 @@ def test_an_engine_is_found_as_its_own_command_finds_it(
     if prepare is not None:
         prepare(tmp_path)
     assert endpoint.docker({"HOME": str(tmp_path), **environment}) == wanted
+
+
+async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    """Whoever sits at the socket cannot fill the keeper's memory with one line (lesson 46)."""
+    body = b'{"a":"' + b"x" * (9 << 20)
+    answer = plain("200 OK", body, f"Content-Length: {len(body) + 100}")
+    async with answering(tmp_path, answer, hold=True) as http:
+        with pytest.raises(EngineError, match="a line of over"):
+            async for _ in http.lines("POST", "/images/create"):
+                pass

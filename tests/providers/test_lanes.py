@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from hutch import http1
-from hutch.errors import Unsupported
+from hutch.errors import PortClosed, Unsupported
+from hutch.providers.base import Command
 from hutch.providers.docker import engine_info, probe
 from hutch.providers.docker.endpoint import Endpoint, parse
 from hutch.providers.docker.engine_api import Engine
@@ -21,6 +22,7 @@ from hutch.providers.guest_bundle.pack import HOME, guest_bundle
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
+TIMEOUT = 60.0
 PRIVILEGES = """
 grep -E '^(Uid|Gid|Groups|Cap[A-Z][a-z]+|NoNewPrivs|Seccomp|Seccomp_filters):' /proc/self/status
 cat /proc/self/attr/current 2>/dev/null | tr -d '\\0'; echo
@@ -127,6 +129,39 @@ async def test_a_command_of_the_box_cannot_use_its_guests_door(docker: daemons.D
             assert result.exit_code != 0 and "ermission denied" in result.stderr, path
         assert (await run(made, ["touch", f"{HOME}/bin/new"], user="root")).exit_code != 0
         assert (await run(made, "echo still here")).stdout == "still here\n"
+
+
+ECHO = """
+import socket
+listener = socket.create_server(("127.0.0.1", 7000))
+while True:
+    connection, _ = listener.accept()
+    while data := connection.recv(65536):
+        connection.sendall(data)
+    connection.close()
+"""
+
+
+@pytest.mark.parametrize("lane", ["fast", "api"])
+async def test_ports_are_reached_through_the_guest(docker: daemons.Daemon, tmp_path: Path, lane: str) -> None:
+    """No port of the container is published, and it has no network: the way in is the guest's own link (S6)."""
+    async with box(daemons.provider(docker, tmp_path, lane=lane)) as made:
+        with pytest.raises(PortClosed):
+            await made.connect(7000)
+        await made.start(Command(command=tuple(guest_bundle().python(ECHO))))
+        async with asyncio.timeout(TIMEOUT):
+            while 7000 not in {each.port for each in await made.ports()}:
+                await asyncio.sleep(0.05)
+        stream = await made.connect(7000)
+        sent = bytes(range(256)) * 4000
+        sending = asyncio.create_task(stream.send(sent))
+        received = b""
+        while len(received) < len(sent):
+            received += await stream.receive()
+        await sending
+        assert received == sent
+        stream.end()
+        assert await stream.receive() == b""
 
 
 async def test_a_guest_needs_nothing_of_its_image(docker: daemons.Daemon, tmp_path: Path) -> None:

@@ -244,21 +244,23 @@ def test_half_open_connections_keep_nobody_out() -> None:
         server.close()
 
 
-def test_streams_of_one_key_keep_nobody_out() -> None:
-    """Class: descriptors that a caller can use up. Streams are in use, so none of them makes room: a key has half of
-    the places, and the next is told so. Before, the 282nd stream shut out everybody else."""
+def test_streams_of_one_owner_keep_nobody_out() -> None:
+    """Class: descriptors that a caller can use up. Streams are in use, so none of them makes room: an owner has half of
+    the places, with however many keys, and the next is told so. Before, the 282nd stream shut out everybody else."""
     server = Cramped()
     opened = []
     try:
         server.start()
-        greedy, other = (server.tcp(server.key("user", owner)) for owner in ("greedy", "other"))
-        for _ in range(150):
+        greedy, again, other = (server.tcp(server.key("user", owner)) for owner in ("greedy", "greedy", "other"))
+        for number in range(150):
+            key = (greedy, again)[number % 2].headers["authorization"]
             opened.append(raw := socket.create_connection(server.tcp().address, timeout=60))  # type: ignore[arg-type]
-            head = f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {greedy.headers['authorization']}\r\n"
+            head = f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
             raw.sendall(f"{head}Accept: text/event-stream\r\n\r\n".encode())
             assert raw.recv(100).startswith(b"HTTP/1.1 200 ")
-        more = greedy.call("GET", "/v1/boxes")
-        assert (more.status, more.json()["details"]) == (429, {"connections": 150}), more
+        for client in (greedy, again):
+            more = client.call("GET", "/v1/boxes")
+            assert (more.status, more.json()["details"]) == (429, {"connections": 150}), more
         with other.box(memory_mb=64, disk_mb=8) as box:
             assert other.good("POST", f"{box}/exec", {"command": ["true"]})["exit_code"] == 0
         opened.pop().close()

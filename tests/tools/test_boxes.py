@@ -230,3 +230,19 @@ async def test_closing_the_tools_leaves_no_lease() -> None:
         for info in await hutch.boxes():
             assert info.lease is None
             await hutch.destroy(info.id)
+
+
+async def test_a_model_goes_back_to_a_checkpoint() -> None:
+    async with open_tools() as tools:
+        await put(tools, "a.txt", b"one\n")
+        made = await done(tools, "box_operation", action="checkpoint", checkpoint="before")
+        assert made.structured["left_out"] == []
+        await put(tools, "a.txt", b"two\n")
+        diff = await done(tools, "box_operation", action="diff")
+        assert "-one\n+two\n" in diff.text
+        assert [change["path"] for change in diff.structured["changes"]] == ["/workspace/a.txt"]
+        await done(tools, "box_operation", action="rollback", checkpoint="before")
+        assert await content(tools, "a.txt") == b"one\n"
+        await refused(tools, "box_operation", "not_found", action="rollback", checkpoint="none")
+        await refused(tools, "box_operation", "invalid", action="rollback")
+        await refused(tools, "box_operation", "conflict", action="undo")

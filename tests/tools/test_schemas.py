@@ -16,8 +16,8 @@ from hutch.tools.toolbox import TOOLS
 from tests.tools.real_tools import done, open_tools, refused
 
 NAMES = [
-    "exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle", "box_operation",
-    "list_skills", "activate_skill",
+    "exec", "python", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle",
+    "box_operation", "list_skills", "activate_skill",
 ]  # fmt: skip
 
 ISOLATION = {
@@ -103,7 +103,7 @@ async def test_the_profiles_an_operator_allows_are_a_choice() -> None:
 async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
     async with open_tools() as tools:
         result = await refused(tools, "bash", "not_found")
-        assert "exec, job, read" in result.structured["error"]["hint"]
+        assert "exec, python, job, read" in result.structured["error"]["hint"]
 
 
 async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None:

@@ -21,6 +21,8 @@ export interface Options {
   content?: Blob | ArrayBuffer | string;
   /** Act on every owner's boxes, without their lease. Only admins may, and each call is logged. */
   admin?: boolean;
+  /** The call uses the box and needs its lease, though it is a GET. */
+  uses?: boolean;
   headers?: Record<string, string>;
   signal?: AbortSignal;
 }
@@ -46,7 +48,7 @@ export async function open(method: string, path: string, options: Options = {}):
   const headers: Record<string, string> = { ...options.headers };
   if (options.admin) headers["Hutch-Admin"] = "yes";
   // Looking at a box must not extend its clocks or take its lease.
-  if (method === "GET" && path.startsWith("/v1/boxes/")) headers["Hutch-Observe"] = "yes";
+  if (method === "GET" && path.startsWith("/v1/boxes/") && !options.uses) headers["Hutch-Observe"] = "yes";
   if (method !== "GET" && token) headers["Hutch-Csrf"] = token;
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
   let response: Response;

@@ -15,10 +15,9 @@ import { ActionDialog, attempt } from "../ui/dialog";
 const observers = () => !may("change") && t("Observers look, and change nothing.");
 
 export function McpServers({ name }: { name?: string }) {
-  const tick = live.use((state) => Math.floor((state.points.at(-1)?.at ?? 0) / 4));
   const changes = live.use((state) => state.events[0]?.seq ?? 0);
   const [adding, setAdding] = useState(false);
-  const loaded = useLoaded(`mcp ${changes} ${name ? "" : tick && ""}`, (signal) => get<{ servers: McpServer[] }>("/v1/mcp-servers", { signal }));
+  const loaded = useLoaded(`mcp ${changes}`, (signal) => get<{ servers: McpServer[] }>("/v1/mcp-servers", { signal }));
   const now = useNow();
   return (
     <>
@@ -68,7 +67,7 @@ function OneServer({ server, reload }: { server: McpServer | undefined; reload: 
           [t("State"), <StateBadge state={server.state} />],
           [t("Phase"), server.phase ?? ""],
           [t("Box"), server.box ? <Link to={`/boxes/${server.box}`} className="mono">{server.box.slice(0, 12)}</Link> : ""],
-          [t("Command"), <span className="mono break">{server.command.join(" ") || server.url}</span>],
+          [t("Command"), <span className="mono break long" tabIndex={0}>{server.command.join(" ") || server.url}</span>],
           [t("Environment"), server.env.join(", ")],
           [t("Starts"), `${server.starts}${server.retries ? ` (${t("{count} failed since", { count: server.retries })})` : ""}`],
           [t("Defined in"), server.origin],

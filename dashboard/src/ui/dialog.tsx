@@ -13,6 +13,8 @@ export function Dialog({ title, onClose, children, wide }: {
   useEffect(() => {
     const shown = element.current;
     shown?.showModal();
+    // The browser would choose the button that closes it.
+    shown?.querySelector<HTMLElement>("input, select, textarea")?.focus();
     return () => shown?.close();
   }, []);
   return (

@@ -16,8 +16,11 @@ _VALUE_COMMANDS = {
     "provider": "hutch providers --names",
     "box": "hutch box list --names",
     "boxes": "hutch box list --names",
+    "image": "hutch image list --names",
 }
 """Commands that list the values of an argument when it is completed: configuration and store decide them."""
+_BOX_SIDES = "hutch box list --names | sed s/$/:/"
+"""Both sides of `hutch box cp` may be BOX:PATH."""
 
 
 class Completion(CliCommand):
@@ -69,7 +72,9 @@ def options(command: str) -> Iterator[Option]:
             help=(action.help or "").replace("'", "").replace("%%", "%"),
             takes_value=action.nargs != 0,
             values=tuple(map(str, action.choices or ())),
-            value_command=_VALUE_COMMANDS.get(name, ""),
+            value_command=_BOX_SIDES
+            if command == "box cp" and not action.option_strings and action.nargs != 0
+            else _VALUE_COMMANDS.get(name, ""),
             files=name in _FILE_ARGUMENTS,
         )
 

@@ -38,9 +38,15 @@ class Progress:
         self.done = 0
         self.total = 0
 
+    def report(self, done: int, total: int) -> None:
+        """Take over both numbers; a thread may call this."""
+        self.done, self.total = done, total
+
     def text(self, what: str, seconds: float) -> str:
         text = f"{what}: {format_seconds(int(seconds))}"
-        if self.total:
+        if self.total and not self.done:
+            text += f", {byte_size(self.total)} in all"
+        elif self.total:
             text += f", {byte_size(self.done)} of {byte_size(self.total)} ({100 * self.done // self.total} %)"
         elif self.done:
             text += f", {byte_size(self.done)}"

@@ -19,7 +19,7 @@ from hutch.mcp.hosting import client_files
 from hutch.model.durations import format_seconds
 from hutch.model.mcp import SECRETS_AT, McpServer, McpServerInfo, Share
 from hutch.model.mcp import Start as StartMode
-from hutch.model.spec import MountMode, NetworkMode
+from hutch.model.spec import MountMode
 
 
 class Add(CliCommand):
@@ -55,7 +55,7 @@ examples:
         parser.add_argument("--share", choices=list(Share), help="whose box it runs in (default: own)")
         parser.add_argument("--group", metavar="NAME", help="which pipeline it shares a box with")
         parser.add_argument("--image", metavar="IMAGE")
-        parser.add_argument("--network", choices=list(NetworkMode))
+        parser.add_argument("--net", "--network", choices=("off", "on"), dest="network", help="outbound network (on)")
         parser.add_argument("--cpus", type=float, metavar="N")
         parser.add_argument("--memory", type=int, metavar="MB", dest="memory_mb")
         parser.add_argument("--pids", type=int, metavar="N")

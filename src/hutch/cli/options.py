@@ -38,7 +38,7 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
     box.add_argument("--provider", help="which engine makes the box (`hutch providers`)")
     box.add_argument("--image", metavar="REF", help="host | dir:PATH | tar:PATH | oci:NAME")
     box.add_argument("--pull", choices=("missing", "always", "never"), help="when an oci: image is fetched (missing)")
-    box.add_argument("--net", choices=("off", "on"), dest="network", help="outbound network")
+    box.add_argument("--net", "--network", choices=("off", "on"), dest="network", help="outbound network")
     box.add_argument(
         "--mount",
         action="append",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from hutch.errors import HutchError
 from hutch.logs import redact, redact_field
+from hutch.model.sizes import format_bytes
 
 
 def note(text: str) -> None:
@@ -47,11 +48,45 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print(line)
 
 
-def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows in columns, each as wide as its longest cell."""
+GAP = "  "
+NARROWEST = 6
+"""Columns are not cut below this."""
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> list[str]:
+    """Lay out rows in columns, each as wide as its longest cell.
+
+    On a terminal the table fits its width: columns of `spare` are left out, in this order, then the widest are cut, and
+    an ellipsis says so. A program that reads a pipe gets every cell whole.
+    """
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    if sys.stdout.isatty():
+        import shutil  # with its decompressors, which `hutch run` must not wait for
+
+        available = shutil.get_terminal_size().columns
+        for name in spare:
+            if sum(widths) + len(GAP) * (len(widths) - 1) > available:
+                at = list(lines[0]).index(name)
+                lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+                del widths[at]
+        widths = _fitted(widths, available)
+    return [
+        GAP.join(_cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _fitted(widths: list[int], available: int) -> list[int]:
+    """Narrow the widest columns until all of them fit."""
+    fitted = list(widths)
+    while sum(fitted) + len(GAP) * (len(fitted) - 1) > available and max(fitted) > NARROWEST:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -59,10 +94,5 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def byte_size(count: float) -> str:
-    """Write a number of bytes with a unit."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+byte_size = format_bytes
+"""The name by which commands know it."""

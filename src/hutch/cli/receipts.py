@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from hutch.cli.connect import load_config
-from hutch.cli.output import emit_json, printable, table
+from hutch.cli.output import emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.config import directories
 from hutch.errors import Invalid, NotFound
@@ -25,17 +25,22 @@ from hutch.model.receipts import Chain, ChainCheck, Receipt
 PAGE = 1000
 DIFFERS = 1
 BROKEN = 1
+ENDS_AND_BEGINNINGS = ("box.created", "box.claimed", "box.gone", "box.destroyed")
 SHOWN_DETAILS = (
     "command", "path", "source", "target", "pattern", "job", "reason", "from", "to", "server", "tool", "what",
 )  # fmt: skip
 
 
 class List(CliCommand):
-    """Show the receipts of a box, oldest first; without a box, the chains there are."""
+    """Show what was done to a box, oldest first; without a box, the chains there are.
+
+    Steps that Hutch takes by itself between creation and end are left out, unless --all asks for them.
+    """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         _add_box(parser)
         parser.add_argument("--after", type=int, default=0, metavar="N", help="only receipts past this number")
+        parser.add_argument("--all", action="store_true", help="also the steps that Hutch took by itself")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with _open_receipts(arguments) as (receipts, store):
@@ -49,8 +54,17 @@ class List(CliCommand):
         if arguments.json:
             emit_json({"receipts": found, "last": after})
         else:
-            table(("NO", "TIME", "WHO", "OPERATION", "OUTCOME", "MS", "WHAT"), [_row(receipt) for receipt in found])
+            shown = [receipt for receipt in found if arguments.all or not _is_step(receipt)]
+            table(("NO", "TIME", "WHO", "OPERATION", "OUTCOME", "MS", "WHAT"), [_row(receipt) for receipt in shown])
+            if len(shown) < len(found):
+                note(f"{len(found) - len(shown)} steps of Hutch itself are not shown (--all shows them)")
         return 0
+
+
+def _is_step(receipt: Receipt) -> bool:
+    """Tell whether a receipt only records that a box went on to its next state, or that a job was put away."""
+    step = receipt.op == "job.forget" or (receipt.op.startswith("box.") and receipt.op not in ENDS_AND_BEGINNINGS)
+    return step and not receipt.error
 
 
 def _row(receipt: Receipt) -> tuple[str, ...]:
@@ -60,7 +74,7 @@ def _row(receipt: Receipt) -> tuple[str, ...]:
         outcome = f"{receipt.cause} {receipt.exit_code}"
     return (
         str(receipt.seq), _moment(receipt.at), printable(who.key or who.session or who.role), receipt.op, outcome,
-        f"{receipt.duration_ms:.1f}", printable(_summary(receipt)),
+        f"{receipt.duration_ms:.1f}" if receipt.duration_ms else "-", printable(_summary(receipt)),
     )  # fmt: skip
 
 

@@ -101,6 +101,7 @@ class Key(CliCommand):
         parser.add_argument("--role", choices=tuple(Role), default=str(Role.USER), help="create: what it may do")
         parser.add_argument("--owner", default=LOCAL_OWNER, help="create: whose boxes it sees")
         parser.add_argument("--name", default="", help="create: for people")
+        parser.add_argument("--e2b", action="store_true", help="create: print it in the form that E2B's SDKs take")
         rights = parser.add_argument_group(
             "create: what a key of role user may have of its owner's rights (default: all)"
         )
@@ -126,6 +127,10 @@ class Key(CliCommand):
                 rights = _rights(arguments)
                 check_table(rights, config.profiles)
                 key, text = await known.create(Role(arguments.role), arguments.owner, arguments.name, rights)
+                if arguments.e2b:
+                    from hutch.server.e2b.credentials import to_e2b_key
+
+                    text = to_e2b_key(text)
                 _show_new(key, text, as_json=arguments.json)
                 _warn_without_admin(await known.all())
             elif arguments.action == "revoke":

@@ -222,6 +222,20 @@ def network(facts: Facts) -> Iterator[Finding]:
     yield warn("network", facts.network.reason, "boxes with network on are refused; off works", facts.network.remedy)
 
 
+def previews(facts: Facts) -> Iterator[Finding]:
+    if not facts.previews:
+        yield ok("previews", "PORT-BOX.localhost, which browsers resolve to this machine")
+    elif facts.previews_resolve:
+        yield ok("previews", facts.previews)
+    else:
+        yield warn(
+            "previews",
+            f"{facts.previews}: names below it have no address",
+            "previews open only by the path form, where pages have no storage and no cookies",
+            "add a wildcard DNS entry (*.DOMAIN) that leads to the server, or leave server.previews out",
+        )
+
+
 def directories(facts: Facts) -> Iterator[Finding]:
     yield _writable("state directory", facts.state, "HUTCH_STATE_DIR")
     yield _writable("run directory", facts.run, "HUTCH_RUN_DIR")
@@ -242,7 +256,23 @@ def surroundings(facts: Facts) -> Iterator[Finding]:
     yield ok("other engines", others or "none found; none is needed")
 
 
+def doors(facts: Facts) -> Iterator[Finding]:
+    """Other products that can use this Hutch, and what stands in their way."""
+    if facts.address:
+        at = f"http://{facts.address}"
+        yield ok("bots", f"`hutch serve` takes LangBot at ws://{facts.address}, AstrBot at {at}/bay or {at}/shipyard")
+    for root in facts.shared_roots:
+        if root.obstacle:
+            yield warn(
+                "shared with LangBot", f"{root.path}: {root.obstacle}",
+                "LangBot's workspaces and skills below it cannot be shown in boxes",
+                "make it, or correct server.langbot_shared_roots",
+            )  # fmt: skip
+        else:
+            yield ok("shared with LangBot", root.path)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     kernel_version, architecture, python_version, installation, directories, user_namespaces, apparmor, mounts,
-    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, surroundings,
+    tmpfs_xattrs, seccomp, landlock, identity, cgroups, network, previews, surroundings, doors,
 )  # fmt: skip

@@ -58,6 +58,14 @@ class Facts:
     container: str = ""
     """The kind of container we are in, or "" if none is known."""
     engines: Mapping[str, str] = field(default_factory=dict)
+    previews: str = ""
+    """The configured address of previews (`server.previews`), or "" for names below localhost."""
+    previews_resolve: bool = True
+    """Whether a name below the configured domain has an address, as a wildcard entry gives it."""
+    address: str = ""
+    """Host and port of `hutch serve`, or "" if it does not listen on TCP."""
+    shared_roots: tuple[Place, ...] = ()
+    """Directories that are configured to be shared with LangBot."""
 
 
 def gather(config: "Config") -> Facts:
@@ -91,7 +99,23 @@ def gather(config: "Config") -> Facts:
         run=place(Path(config.run_dir)),
         container=_container(),
         engines={name: path for name in ENGINES if (path := shutil.which(name))},
+        previews=config.server.previews,
+        previews_resolve=not config.server.previews or _has_wildcard(config.server.previews),
+        address=f"{config.server.host}:{config.server.port}" if config.server.host else "",
+        shared_roots=tuple(shared_root(root) for root in config.server.langbot_shared_roots),
     )
+
+
+def _has_wildcard(previews: str) -> bool:
+    """Ask the machine's resolver for a name below the domain that nobody can have made by hand."""
+    import socket
+    from urllib.parse import urlsplit
+
+    try:
+        socket.getaddrinfo(f"1-{'a' * 20}.{urlsplit(previews).hostname}", None)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 # The next box needs this for its record, its directories and the store's log, with room to end it again.
@@ -115,6 +139,14 @@ def place(directory: Path) -> Place:
             return Place(path=str(directory), obstacle="its file system can hold no more files")
         return Place(path=str(directory))
     return Place(path=str(directory), obstacle="no part of this path exists")
+
+
+def shared_root(path: str) -> Place:
+    """Find the obstacle to showing what lies below a directory that LangBot writes to."""
+    if not os.path.isdir(path):
+        return Place(path=path, obstacle="there is no such directory")
+    readable = os.access(path, os.R_OK | os.X_OK)
+    return Place(path=path, obstacle="" if readable else "this user may not read it")
 
 
 def closed_to_others(path: Path) -> str:

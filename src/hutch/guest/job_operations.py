@@ -43,7 +43,7 @@ def _run(guest: "Guest", channel: Channel, fields: Fields) -> None:
 
 
 def _start(guest: "Guest", channel: Channel, fields: Fields) -> None:
-    job = _start_job(guest.jobs, fields, with_input=True)
+    job = _start_job(guest.jobs, fields, with_input=fields.get("stdin") is not False)
     if fields.get("follow"):
         guest.loop.call_later(FOLLOW_TIMEOUT, lambda: None if job.followed else job.detach_reader())
     channel.reply({"job": job.id, "pid": job.pid, "command": job.argv, "started_at": job.started_at})

@@ -17,7 +17,16 @@ from hutch.guest.operations import Failure
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
 from hutch.guest.processes import Strays
-from hutch.guest.spawn import OomScore, environment, find_shell, kill_session, open_terminal, spawn, terminal_actions
+from hutch.guest.spawn import (
+    Actions,
+    OomScore,
+    environment,
+    find_shell,
+    kill_session,
+    open_terminal,
+    spawn,
+    terminal_actions,
+)
 
 MAX_ENDED = 4096
 MAX_LINGERING = 64
@@ -28,6 +37,10 @@ MAX_SESSIONS = 4096
 """Sessions of ended jobs that are remembered; what older jobs left behind belongs to no job."""
 KILL_SETTLE_SECONDS = 0.5
 """Seconds that a killed job's descendants have to close its output before it settles without them."""
+
+
+Starter = Callable[[Sequence[str], Mapping[bytes, bytes], str, Actions, OomScore], int]
+"""Starts a process with arguments, environment, directory and descriptors, and returns its pid; usually `spawn`."""
 
 
 class Job:
@@ -174,6 +187,7 @@ class Jobs:
         with_input: bool = False,
         pty: tuple[int, int] | None = None,
         wait_for_reader: bool = False,
+        starter: Starter = spawn,
     ) -> Job:
         argv = self._in_shell(command) if isinstance(command, str) else command
         if not argv or not command:
@@ -184,14 +198,14 @@ class Jobs:
         directory = os.path.join(self._workdir, cwd) if cwd else self._workdir
         full_env = environment(self._env, env)
         try:
-            self._launch(job, directory, full_env, with_input, pty)
+            self._launch(job, directory, full_env, with_input, pty, starter)
         except Failure as failure:
             if failure.details.get("errno") != "EAGAIN":
                 raise
             job.cleared = self.kill_strays()
             if not job.cleared:
                 raise
-            self._launch(job, directory, full_env, with_input, pty)
+            self._launch(job, directory, full_env, with_input, pty, starter)
         self._ended_sessions.pop(job.pid, None)
         if self._by_pid or self._lingering:
             job.shared = True
@@ -219,13 +233,14 @@ class Jobs:
         return self._strays.kill_all(self._by_pid, self.reap)
 
     def _launch(
-        self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, pty: tuple[int, int] | None
-    ) -> None:
+        self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, pty: tuple[int, int] | None,
+        starter: Starter,
+    ) -> None:  # fmt: skip
         try:
             if pty is not None:
                 self._start_in_terminal(job, cwd, env, *pty)
             else:
-                self._start_on_pipes(job, cwd, env, with_input)
+                self._start_on_pipes(job, cwd, env, with_input, starter)
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "")
             raise Failure(
@@ -235,7 +250,9 @@ class Jobs:
                 what="pipes",
             ) from error
 
-    def _start_on_pipes(self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool) -> None:
+    def _start_on_pipes(
+        self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, starter: Starter
+    ) -> None:
         fds: list[int] = []
         try:
             fds += os.pipe()
@@ -248,7 +265,7 @@ class Jobs:
                 (os.POSIX_SPAWN_DUP2, fds[3], 2),
                 *self._close_actions,
             )
-            job.pid = spawn(job.argv, env, cwd, actions, self._score)
+            job.pid = starter(job.argv, env, cwd, actions, self._score)
         except BaseException:
             for fd in fds:
                 os.close(fd)

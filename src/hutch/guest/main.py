@@ -25,7 +25,7 @@ ACCEPT_RETRY_SECONDS = 0.2
 HOLD_SECONDS = 120
 """How long a guest stands still at most, if the process that switches the box's files hangs."""
 MAX_BUSY_SHOWN = 20
-_HARMLESS = ("files.watch", "read", "follow", "wait", "hold")
+_HARMLESS = ("files.watch", "read", "follow", "wait", "hold", "ports", "watch_ports", "connect")
 """Operations that hold no file of the box open, or may be ended when its files are switched."""
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 _CLOSE_RANGE = 436  # close_range(2) has the same number on every architecture

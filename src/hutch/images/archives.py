@@ -262,10 +262,18 @@ def _import_layout(store: Store, archive: Archive, descriptor: Descriptor, wante
     return store.add_document(data)
 
 
+def _damaged(wanted: str, found: str) -> Refused:
+    return Refused(
+        "the archive is damaged or was changed: a part of it does not have the checksum that the archive itself names",
+        op="import", details={"expected": wanted, "found": found},
+        remedy="copy or save it again, and do not use this one",
+    )  # fmt: skip
+
+
 def _document(archive: Archive, digest: str) -> bytes:
     data = read_document(archive, _blob_name(digest))
     if manifests.digest_of(data) != digest:
-        raise Refused(f"{digest} of the archive is {manifests.digest_of(data)}", op="import", remedy="do not use it")
+        raise _damaged(digest, manifests.digest_of(data))
     return data
 
 
@@ -333,7 +341,7 @@ def _store_blob(store: Store, file: BinaryIO, wanted: str = "") -> tuple[str, in
                     raise Refused("a layer of the archive is larger than images.bounds.blob_mb")
         digest = f"sha256:{sha.hexdigest()}"
         if wanted and digest != wanted:
-            raise Refused(f"{wanted} of the archive is {digest}", op="import", remedy="do not use it")
+            raise _damaged(wanted, digest)
         if not store.has_blob(digest):
             store.add_file(path, digest)
     return digest, size

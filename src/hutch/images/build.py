@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import BinaryIO
@@ -49,6 +50,15 @@ class ImageBuild:
     def set(self, **changes: object) -> None:
         """Replace fields of `RunConfig`."""
         self.set_run_config(_replaced(self.run, **changes))
+
+    def make_layer_of(self, path: str) -> Step:
+        """Create a layer in the store of the tar in a file."""
+
+        def write(out: BinaryIO) -> None:
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+
+        return self.make_layer(write)
 
     def make_layer(self, write: Write) -> Step:
         """Create a layer in the store; `add_layer` makes it part of the image."""

@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 from hutch import __version__
 from hutch.errors import ConfigError, EngineError, HutchError, Refused, Unavailable
 from hutch.images.settings import RegistrySettings
+from hutch.model.sizes import format_bytes
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _MAX_REDIRECTS = 5
@@ -177,7 +178,7 @@ class Response:
         while data := self.read(1 << 16):
             size += len(data)
             if size > limit:
-                raise EngineError(f"{what} has more than {limit} bytes")
+                raise EngineError(f"{what} is larger than {format_bytes(limit)}, which no honest one is")
             pieces.append(data)
         return b"".join(pieces)
 
@@ -251,5 +252,5 @@ def _close(connection: http.client.HTTPConnection | None) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the name cannot be resolved ({error.strerror})"
+        return f"DNS knows no such host, or does not answer here ({error.strerror})"
     return str(error) or type(error).__name__

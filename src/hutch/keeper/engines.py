@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
@@ -15,6 +16,9 @@ from hutch.policy.effective import effective, providers_of, with_image_defaults
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
+
+if TYPE_CHECKING:
+    from hutch.kernels.warm.templates import Templates
 
 MAX_FAILURES = 3
 """Failures in a row after which an engine is not tried for a while."""
@@ -319,7 +323,16 @@ class Engines:
     def in_use(self) -> tuple[Provider, ...]:
         return tuple(self._providers.values())
 
+    @cached_property
+    def templates(self) -> "Templates":
+        """The interpreters that are forked into boxes as kernels."""
+        from hutch.kernels.warm.templates import Templates  # Most keepers run no code.
+
+        return Templates(self._config.state_dir)
+
     async def close(self) -> None:
+        if "templates" in self.__dict__:
+            await self.templates.close()
         probes = tuple(self._probes.values())
         for probe in probes:
             probe.cancel()

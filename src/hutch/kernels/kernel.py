@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from signal import SIGINT, SIGKILL
 
@@ -26,6 +26,10 @@ _AHEAD = 64
 """Messages that are read before the caller has taken the earlier ones; then the kernel waits."""
 
 
+WarmStart = Callable[[Instance, Command], Awaitable[tuple[Process, tuple[str, ...]] | None]]
+"""Starts a Python kernel from a prepared interpreter, with notes for the caller; None if it has to start cold."""
+
+
 class Ended(msgspec.Struct):
     """The kernel's process has ended."""
 
@@ -35,11 +39,14 @@ class Ended(msgspec.Struct):
 class Kernel:
     """An interpreter that runs one piece of code at a time and keeps its state."""
 
-    def __init__(self, kernel_id: str, language: Language, cwd: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, kernel_id: str, language: Language, cwd: str, env: Mapping[str, str], warm_start: WarmStart | None = None
+    ) -> None:
         self.id = kernel_id
         self.language = language
         self.cwd = cwd
         self.env = dict(env)
+        self._warm_start = warm_start
         self.lock = asyncio.Lock()
         """Held while code runs or the process is exchanged: a kernel does one thing at a time."""
         self.process: Process | None = None
@@ -82,6 +89,13 @@ class Kernel:
         command = Command(
             command=start.argv, cwd=self.cwd or None, env=self.env, name=self.job_name(), follow=True
         )  # fmt: skip
+        self.warm = False
+        if self._warm_start is not None and self.language is Language.PYTHON:
+            forked = await self._warm_start(instance, command)
+            if forked is not None:
+                self.warm = True
+                self._notes = (*self._notes, *forked[1])
+                return await self._begin(instance, forked[0], b"")
         try:
             process = await instance.start(command)
         except NotRunnable as error:
@@ -91,12 +105,16 @@ class Kernel:
             raise NotRunnable(
                 f"this box cannot run {self.language}: {error.message}", details=error.details, remedy=remedy
             ) from error
+        return await self._begin(instance, process, start.first)
+
+    async def _begin(self, instance: Instance, process: Process, first: bytes) -> Process:
+        """Wait until a new process takes code."""
         self._cursors = {"stdout": 0, "stderr": 0}
         self._count = 0
         self.started_at = time.time()
         try:
             async with asyncio.timeout(START_SECONDS):
-                ready = await self._await_ready(process, start.first)
+                ready = await self._await_ready(process, first)
         except TimeoutError as error:
             await self._discard(instance, process)
             raise NotRunnable(f"the {self.language} kernel did not answer for {START_SECONDS:g} s") from error
@@ -111,8 +129,9 @@ class Kernel:
         if self.language is Language.BASH:
             await process.write(b"trap : INT\n")
             return Ready()
-        with suppress(Conflict):  # It has ended already; its output says why.
-            await process.write(first)
+        if first:
+            with suppress(Conflict):  # It has ended already; its output says why.
+                await process.write(first)
         lines, complaints = Lines(), b""
         pieces = process.follow()
         try:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from hutch.errors import Invalid, NotFound, QuotaExceeded
 from hutch.kernels.bash import is_name
 from hutch.kernels.kernel import Kernel
+from hutch.kernels.warm.templates import Templates
 from hutch.model.code import (
     LANGUAGE_ALIASES,
     CodeError,
@@ -18,7 +19,7 @@ from hutch.model.code import (
     Language,
 )
 from hutch.model.results import Cause, JobState, Verdict
-from hutch.providers.base import Instance
+from hutch.providers.base import Command, Instance, Process
 
 MAX_KERNELS = 64
 MAX_CODE = 8 << 20
@@ -69,7 +70,10 @@ def _unreadable(kernel: Kernel) -> CodeResult:
 class KernelTable:
     """All kernels of one box. It lives as long as its keeper holds the box."""
 
-    def __init__(self) -> None:
+    def __init__(self, templates: Templates | None = None, owner: str = "") -> None:
+        """`templates` are the keeper's prepared interpreters, of which the box's owner has his own."""
+        self._templates = templates
+        self._owner = owner
         self._kernels: dict[str, Kernel] = {}
         self._loaded_from: Instance | None = None
         self._loading = asyncio.Lock()
@@ -82,7 +86,7 @@ class KernelTable:
                 f"the box has {MAX_KERNELS} kernels already", op="kernels", remedy="remove one that is not needed"
             )
         check_run("", env)
-        kernel = Kernel(f"k-{secrets.token_hex(4)}", language_of(language), cwd, env)
+        kernel = self._new(f"k-{secrets.token_hex(4)}", language_of(language), cwd, env)
         self._kernels[kernel.id] = kernel
         try:
             async with kernel.lock:
@@ -136,6 +140,13 @@ class KernelTable:
         async with kernel.lock:
             await kernel.end(instance)
 
+    def _new(self, kernel_id: str, language: Language, cwd: str, env: Mapping[str, str]) -> Kernel:
+        return Kernel(kernel_id, language, cwd, env, self._fork if self._templates is not None else None)
+
+    async def _fork(self, instance: Instance, command: Command) -> tuple[Process, tuple[str, ...]] | None:
+        assert self._templates is not None
+        return await self._templates.start(instance, self._owner, command)
+
     async def _find(self, instance: Instance, kernel_id: str) -> Kernel:
         await self._load(instance)
         kernel = self._kernels.get(kernel_id)
@@ -152,7 +163,7 @@ class KernelTable:
         await self._load(instance)
         spoken = language_of(kernel_id or language)
         if spoken not in self._kernels:
-            self._kernels[spoken] = Kernel(str(spoken), spoken, "", {})
+            self._kernels[spoken] = self._new(str(spoken), spoken, "", {})
         return self._kernels[spoken]
 
     async def _load(self, instance: Instance) -> None:
@@ -161,12 +172,14 @@ class KernelTable:
             if self._loaded_from is instance:
                 return
             self._kernels = {}
+            if self._templates is not None:
+                await self._templates.find_guest(instance)  # So that its jobs are among those of the box.
             for job in await instance.jobs():
                 parts = job.name.split(":", 3)
                 if job.state is not JobState.RUNNING or len(parts) != 4 or parts[0] != "kernel":
                     continue
                 if parts[1] in tuple(Language):
-                    kernel = Kernel(parts[2], Language(parts[1]), parts[3], {})
+                    kernel = self._new(parts[2], Language(parts[1]), parts[3], {})
                     kernel.adopt(await instance.job(job.id), job.started_at, job.stdout_total, job.stderr_total)
                     self._kernels[kernel.id] = kernel
             self._loaded_from = instance

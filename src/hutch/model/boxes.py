@@ -88,7 +88,7 @@ class Event(Record, frozen=True, kw_only=True):
     box_id: BoxId
     owner: str
     kind: str
-    """created | state | gone | warning | lease | claimed | changed | adopted | skill | asked | answered"""
+    """created | state | gone | warning | lease | claimed | changed | adopted | skill | asked | answered | port"""
     old: str = ""
     new: str = ""
     reason: str = ""

@@ -114,6 +114,7 @@ class Spec(Record, frozen=True, kw_only=True):
     """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
+    """TCP ports on which its programs will listen: `Box.ports(wait=…)` and visitors of previews wait for them."""
     name: str | None = None
     skills: str | None = None
     """Which skills it shows: "all" of its owner, "none", or the name of a group."""
@@ -130,7 +131,11 @@ class Adjustment(Record, frozen=True, kw_only=True):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.field} {self.asked} → {self.given}: {self.reason}"
+        return f"{_FIELD_WORDS.get(self.field, self.field)} {self.asked} → {self.given}: {self.reason}"
+
+
+_FIELD_WORDS = {"read_only_root": "read-only system", "min_isolation": "isolation at least"}
+"""What people call a field whose name is none of their words."""
 
 
 class EffectiveSpec(Record, frozen=True, kw_only=True):

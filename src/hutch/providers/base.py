@@ -66,14 +66,43 @@ class Command(Record, frozen=True, kw_only=True):
     name: str = ""
     keep_output: int = 1 << 20
     """Bytes of each stream that `run` returns, 60 % head and 40 % tail. The rest is spilled and read by cursor."""
+    open_stdin: bool = True
+    """Whether a job's input is a pipe that stays open; else it is at its end."""
     follow: bool = False
     """Whether the starter reads along, so that output waits for the reader instead of being spilled."""
+
+
+class Entrance(ABC):
+    """What a process needs to enter a box of this machine: descriptors, which `close` closes."""
+
+    pid: int
+    """A process of the box, whose resource limits hold for whoever enters."""
+    pidfd: int
+    """By it the namespaces are joined, setns(2)."""
+    groups: tuple[int, ...]
+    """Open `tasks` files of v1 control groups; with `unified` the directory of the v2 group comes last."""
+    unified: bool
+    has_id_ranges: bool
+    """Whether the box has ids of its own, and its user is to be become."""
+    options: Mapping[str, object]
+    """The options of a guest that runs as the box's user, with the box's environment and secrets."""
+    directory: str
+    """The box's directory on the host, where the guest's socket is bound."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    def entered(self, pid: int) -> None:
+        """Note that this process of the host is in the box now, so that limits which we enforce ourselves cover it."""
 
 
 class Process(ABC):
     """A job's live handle. Reading loses no byte within the bounds and never blocks the process."""
 
     id: str
+    pid: int = 0
+    """Its pid in the box, where the handle knows it without asking; else 0."""
 
     @abstractmethod
     async def info(self) -> JobInfo:
@@ -262,6 +291,13 @@ class Instance(ABC):
             EngineError: It failed, and nothing is mounted.
         """
         raise Unsupported("this engine mounts nothing in a box that lives", op="show", remedy="make a new box")
+
+    async def entrance(self) -> "Entrance | None":
+        """Return a way into the box for a process of this machine, or None if this engine or this box has none.
+
+        The caller closes it. It is how a prepared interpreter is forked into a box.
+        """
+        return None
 
     @property
     def layers(self) -> "Layers":

@@ -7,6 +7,7 @@ whenever a provider may drop others.
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from hutch.errors import Unsupported
 from hutch.model.layers import Change, Way
 from hutch.model.record import Record
 
@@ -57,6 +58,14 @@ class Layers(ABC):
         Raises:
             Conflict: Both have changed something; `details["conflicts"]` lists the paths, and nothing was merged.
         """
+
+    async def write_layer(self, state: str, path: str) -> None:
+        """Write what a state has changed over the box's image to a new file, as the tar of a layer of an OCI image.
+
+        Raises:
+            Unsupported: This engine cannot.
+        """
+        raise Unsupported("this engine makes no image of a box", op="image.from_box", remedy="export the box instead")
 
     @abstractmethod
     async def drop(self, keep: tuple[str, ...]) -> None:

@@ -77,11 +77,11 @@ class Call:
 
     def admit(self, scope: Scope) -> Account:
         """Count the connection, and from now on the bytes held for this request, as the authenticated caller's."""
-        key = self.caller.key_id
+        owner = self.caller.owner
         connection: Connection | None = scope.get(CONNECTION)
-        if connection is not None and connection.key != key:
-            self.service.connections.admit(connection, key)
-        self.account = self.service.budget.account(key)
+        if connection is not None and connection.owner != owner:
+            self.service.connections.admit(connection, owner)
+        self.account = self.service.budget.account(self.caller.key_id)
         return self.account
 
     @property

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.host_files import Tree, open_as_user
 from hutch.model.record import Record
+from hutch.model.sizes import format_bytes
 from hutch.model.skills import FoundSkill, SkillFile
 from hutch.skills.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, parse
 
@@ -49,7 +50,7 @@ class Budget:
             raise FileTooLarge(f"the package has more than {MAX_FILES} files", details={"limit": MAX_FILES})
         if size > MAX_FILE_BYTES:
             raise FileTooLarge(
-                f"{name} has {size} bytes, and a file of a skill may have {MAX_FILE_BYTES}",
+                f"{name} has {format_bytes(size)}, and a file of a skill may have {format_bytes(MAX_FILE_BYTES)}",
                 details={"limit": MAX_FILE_BYTES},
             )
         self._check_collision(name)

@@ -22,7 +22,7 @@ SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", 
 """Paths that every program may read and execute."""
 DEVICE_PATHS = ("/dev",)
 READING_TOOLS = frozenset({"read", "glob", "grep", "send_file"})
-WRITING_TOOLS = frozenset({"write", "edit", "exec", "job"})
+WRITING_TOOLS = frozenset({"write", "edit", "exec", "python", "job"})
 """Our tools that change files. For `tools`, a skill's program may do to files what the declared tools could do."""
 
 

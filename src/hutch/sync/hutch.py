@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, ParamSpec, Self, TypeVar
 
 from hutch import api
+from hutch.api.race import Race
 from hutch.front import Hutch as AsyncHutch
 from hutch.model.boxes import Event
 from hutch.sync.boxes import Box
@@ -74,6 +75,19 @@ class Hutch:
             yield Box(self._portal, box)
         finally:
             self._portal.run(_leave(found))
+
+    def race(
+        self, box: Box, count: int, task: Callable[[Box, int], Any], score: Callable[[Box, Any], float | None]
+    ) -> Race:
+        """Run a task in `count` forks of a box at once, each in a thread of its own; see `hutch.Hutch.race`."""
+
+        async def run(fork: api.Box, number: int) -> Any:
+            return await asyncio.to_thread(task, Box(self._portal, fork), number)
+
+        async def rate(fork: api.Box, result: Any) -> float | None:
+            return await asyncio.to_thread(score, Box(self._portal, fork), result)
+
+        return self._portal.run(self._inner.race(box._inner, count, run, rate))
 
     create = wrapping(Box, api.Hutch.create)
     plan = blocking(api.Hutch.plan)

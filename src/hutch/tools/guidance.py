@@ -29,6 +29,10 @@ _WORKSPACE_RULE = {
 _RULES = (
     ("exec", "Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone."),
     ("exec", "If a limit ends a command, the answer names the limit and what to try; the box and its files survive."),
+    (
+        "python",
+        "python keeps its variables between calls, and shows tables and plots: use it to look at data.",
+    ),
     ("job", "Use job for builds, servers and everything that runs longer than a moment."),
     ("edit", "Read a file before you edit it."),
     ("grep", "To find things use glob and grep."),

@@ -23,6 +23,7 @@ from hutch.tools.builtin.boxes import TAKEOVER_DESCRIPTION, Lifecycle, box_lifec
 from hutch.tools.builtin.exec import exec_tool
 from hutch.tools.builtin.jobs import job_tool
 from hutch.tools.builtin.output import OUTPUT_BYTES
+from hutch.tools.builtin.python import python_tool
 from hutch.tools.builtin.read import read_tool
 from hutch.tools.builtin.search import glob_tool, grep_tool
 from hutch.tools.builtin.send_file import send_file_tool
@@ -38,7 +39,7 @@ from hutch.tools.schemas import View, render_schemas
 from hutch.tools.scope import with_permitted_remedy
 
 TOOLS: tuple[Tool, ...] = (
-    exec_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
+    exec_tool, python_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
     box_query_tool, box_lifecycle_tool, box_operation_tool, list_skills_tool, activate_skill_tool,
 )  # fmt: skip
 

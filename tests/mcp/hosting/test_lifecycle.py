@@ -307,7 +307,31 @@ async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: P
             await hosted.start("broken")
         assert failed.value.message.count("hello") == 1
         assert "list not_installed_here in requirements.txt" in failed.value.remedy
-        assert len([line for line in await hosted.logs("broken") if line == "hello"]) == 4, "the logs keep every try"
+        assert len([line for line in await hosted.logs("broken") if line == "hello"]) == 1, "it is not tried again"
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "setting"),
+    [
+        ("import socket; socket.create_connection(('example.org', 80))", "name resolution", 'network = "on"'),
+        ("open('/usr/written', 'w')", "Read-only file system", "read_only_root = false"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--no-such'])", "unrecognized arguments", "args"),
+    ],
+    ids=["network", "read-only", "arguments"],
+)
+async def test_a_server_that_cannot_succeed_fails_at_once(tmp_path: Path, script: str, said: str, setting: str) -> None:
+    """Its own last words, the setting that helps, and no second attempt (B36)."""
+    place = project(tmp_path / "proj")
+    (place / "server.py").write_text(script)
+    options = {"network": "off", "read_only_root": True}
+    server = McpServer.from_plain({"command": "python3", "args": [str(place / "server.py")], **options})
+    async with hosting(tmp_path) as hosted:
+        await hosted.add("hopeless", server)
+        with pytest.raises(ServerFailed, match=said) as failed:
+            await hosted.start("hopeless")
+        info = await hosted.info("hopeless")
+        assert (info.state, info.starts, info.retries) == (ServerState.FAILED, 1, 0)
+        assert setting in failed.value.remedy
 
 
 async def test_a_box_that_somebody_took_over_is_left_to_him(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ dpkg -s greeter | grep ^Status
 """
 
 
+@pytest.mark.slow
 async def test_tools_show_the_limits_of_the_box() -> None:
     """`free`, `nproc`, /proc/meminfo and /proc/cpuinfo show what the box may use, not what the machine has."""
     async with engine() as native, box(native, limits=LIMITS.but(cpus=0.5, memory_mb=96)) as made:
@@ -37,6 +38,7 @@ async def test_tools_show_the_limits_of_the_box() -> None:
         assert await out(made, "ps -o comm= -p 1") == "hutch-guest"
 
 
+@pytest.mark.slow
 async def test_new_limits_are_shown_in_a_running_box() -> None:
     """What can change live is also shown live (B14)."""
     async with engine() as native, box(native, limits=LIMITS.but(cpus=1, memory_mb=96)) as made:
@@ -58,6 +60,7 @@ async def test_names_that_agents_expect_are_there() -> None:
         assert await out(made, "cat /etc/hostname") == await out(made, "hostname") == made.record.box_id[:12]
 
 
+@pytest.mark.slow
 async def test_pip_installs_for_the_user_without_a_wall() -> None:
     """PEP 668 protects a machine from pip; a box is thrown away. What pip installs is found at once."""
     project = (
@@ -72,6 +75,7 @@ async def test_pip_installs_for_the_user_without_a_wall() -> None:
         assert await out(made, "greet") == "hi", told
 
 
+@pytest.mark.slow
 async def test_apt_installs_as_root_where_the_root_is_writable(rootless: bool) -> None:
     async with engine() as native:
         if rootless:

@@ -1,5 +1,6 @@
 """What passes through a preview: bodies, streams, WebSockets, redirects, cookies; sleeping boxes and closed ports."""
 
+import base64
 import contextlib
 import http.client
 import json
@@ -124,6 +125,13 @@ def test_redirects_are_not_followed_and_lead_to_the_visitors_own_place(preview: 
 def test_cookies_of_a_box_stay_at_its_origin(preview: Preview, sent: str, shown: str | None) -> None:
     answer = preview.visit("GET", f"/cookie?set={sent.replace(';', '%3B').replace(' ', '%20')}")
     assert answer.headers.get("set-cookie") == shown
+
+
+def test_headers_that_act_beyond_an_origin_do_not_come_out(preview: Preview) -> None:
+    raw = b'HTTP/1.1 200 OK\r\nClear-Site-Data: "*"\r\nAlt-Svc: h3=":443"\r\nX-Own: 1\r\nContent-Length: 0\r\n\r\n'
+    answer = preview.visit("GET", f"/raw?answer={base64.urlsafe_b64encode(raw).decode()}")
+    assert (answer.status, answer.headers["x-own"]) == (200, "1")
+    assert not {"clear-site-data", "alt-svc"} & set(answer.headers)
 
 
 @pytest.mark.parametrize(("path", "code"), [("/nothing", "port_closed"), ("/endless", "not_proxied")])

@@ -1,4 +1,4 @@
-// One box: what it is, a terminal, its jobs, files, events and receipts, each under an address of its own.
+// One box: what it is, and each of its parts (terminal, jobs, files, …) under an address of its own.
 
 import { lazy, Suspense, useEffect, useRef } from "react";
 import { get } from "../../api/http";
@@ -15,6 +15,9 @@ import { Summary } from "./summary";
 const Terminal = lazy(() => import("./terminal").then((tab) => ({ default: tab.Terminal })));
 const Jobs = lazy(() => import("./jobs").then((tab) => ({ default: tab.Jobs })));
 const Files = lazy(() => import("./files").then((tab) => ({ default: tab.Files })));
+const Changes = lazy(() => import("./changes").then((tab) => ({ default: tab.Changes })));
+const Ports = lazy(() => import("./ports").then((tab) => ({ default: tab.Ports })));
+const Notebook = lazy(() => import("./notebook").then((tab) => ({ default: tab.Notebook })));
 const Records = lazy(() => import("./records").then((tab) => ({ default: tab.Records })));
 
 const TABS: [name: string, title: Text][] = [
@@ -22,6 +25,9 @@ const TABS: [name: string, title: Text][] = [
   ["terminal", "Terminal"],
   ["jobs", "Jobs"],
   ["files", "Files"],
+  ["changes", "Changes"],
+  ["ports", "Ports"],
+  ["notebook", "Notebook"],
   ["events", "Events"],
   ["receipts", "Receipts"],
 ];
@@ -94,6 +100,9 @@ function TabContent({ box, tab, gone }: { box: LiveBox; tab: string; gone: boole
   if (tab === "terminal") return <Terminal box={box} />;
   if (tab === "jobs") return <Jobs box={box} />;
   if (tab === "files") return <Files box={box} />;
+  if (tab === "changes") return <Changes box={box} />;
+  if (tab === "ports") return <Ports box={box} />;
+  if (tab === "notebook") return <Notebook box={box} />;
   return <Notice tone="warning" title={t("There is no such page.")} />;
 }
 

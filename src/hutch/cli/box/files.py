@@ -23,6 +23,8 @@ from hutch.model.files import FileKind
 if TYPE_CHECKING:
     from hutch.api import Hutch
 
+WATCH_SECONDS = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -106,7 +108,11 @@ async def _copy_in(source: End, box: Box, path: str, state: Progress) -> int:
 async def _copy_out(box: Box, path: str, target: End, state: Progress) -> int:
     if not target.is_pipe:
         into = _inside(path, target.path) if os.path.isdir(target.path) else target.path
-        return await box.files.copy_out(path, into)
+        watching = asyncio.create_task(_watch_size(into, state))
+        try:
+            return await box.files.copy_out(path, into)
+        finally:
+            watching.cancel()
     sink = stdio.Sink(1)
     try:
         async for piece in _count(box.files.open(path), state):
@@ -128,6 +134,16 @@ async def _between(source_box: Box, source: str, target_box: Box, target: str, s
         middle = os.path.join(here, "tree")
         await source_box.files.copy_out(source, middle)
         return await target_box.files.copy_in(middle, into)
+
+
+async def _watch_size(path: str, state: Progress) -> None:
+    """Let the progress show how much of a copy is here already."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        try:
+            state.done = await asyncio.to_thread(size_of, path)
+        except OSError:  # A file of the tree was replaced while it was counted.
+            continue
 
 
 def _inside(source: str, directory: str) -> str:
@@ -174,8 +190,9 @@ examples:
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:
             box = await attach_box(hutch, arguments)
-            with _caller_file("export"):
-                moved = await box.export(arguments.file)
+            async with progress(f"exporting {arguments.box}"):
+                with _caller_file("export"):
+                    moved = await box.export(arguments.file)
         if arguments.json:
             emit_json({"id": moved.box_id, "file": arguments.file, **moved.to_plain()})
             return 0
@@ -208,8 +225,10 @@ examples:
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments, grace=arguments.keep) as hutch:
             changes = {"profile": arguments.profile, "image": arguments.image, "name": arguments.name}
-            with _caller_file("import"):
-                box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
+            async with progress(f"importing {arguments.file}") as state:
+                with _caller_file("import"):
+                    state.total = await asyncio.to_thread(size_of, arguments.file)
+                    box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
             if arguments.keep is not None and not keeps_boxes(hutch):
                 await box.change(idle_timeout_sec=arguments.keep)  # without a server the box's own timer does it
         if arguments.json:

@@ -26,6 +26,8 @@ HEADER = (
     "ID", "NAME", "STATE", "PROFILE", "IMAGE", "CPUS", "MEMORY", "NET", "AGE", "IDLE", "LEFT", "HOLDER",
 )  # fmt: skip
 JOB_HEADER = ("JOB", "NAME", "STATE", "STARTED", "OUTPUT", "COMMAND")
+SPARE = ("HOLDER", "CPUS", "MEMORY", "IMAGE", "NET")
+"""Columns that a narrow terminal does without; `hutch box show` has them."""
 
 
 class List(CliCommand):
@@ -57,7 +59,7 @@ async def _all_facts(hutch: "Hutch") -> list[dict[str, Any]]:
 def _table(boxes: list[dict[str, Any]]) -> list[str]:
     if not boxes:
         return ["there is no box; `hutch box create` makes one"]
-    return columns(HEADER, [_row(box) for box in boxes])
+    return columns(HEADER, [_row(box) for box in boxes], SPARE)
 
 
 async def _watch(hutch: "Hutch", *, as_json: bool) -> None:

@@ -62,7 +62,12 @@ examples:
         how.add_argument("--cmd", action=_Step, metavar="COMMAND", help="what it runs, or gives to its entrypoint")
         made = parser.add_argument_group("how they are made")
         made.add_argument(
-            "--net", choices=("off", "on"), default="off", dest="network", help="network of commands (off)"
+            "--net",
+            "--network",
+            choices=("off", "on"),
+            default="off",
+            dest="network",
+            help="network of commands (off)",
         )
         made.add_argument("--no-cache", action="store_true", help="make every step anew")
         made.add_argument("--pull", choices=("missing", "always", "never"), help="when IMAGE is fetched (missing)")

@@ -30,8 +30,15 @@ def open_images(config: Config) -> Store:
 class List(CliCommand):
     """Show the images there are, their sizes, and how many boxes stand on each."""
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--names", action="store_true", help="only names, as --image takes them, one on each line")
+
     def run(self, arguments: argparse.Namespace) -> int:
         store = open_images(load_config(arguments))
+        if arguments.names:
+            for stored in store.names():
+                print(f"oci:{stored.name}")
+            return 0
         images = []
         for stored in store.names():
             try:

@@ -25,11 +25,12 @@ _PREPARED_DIRECTORIES = frozenset({"home", "home/user", "tmp", "var", "var/tmp"}
 _DELETED_PREFIX, _OPAQUE_MARKER = ".wh.", ".wh..wh..opq"
 
 
-def from_changes(upper: str, out: BinaryIO, owner: Owner) -> int:
+def from_changes(upper: str, out: BinaryIO, owner: Owner, *, with_workspace: bool = False) -> int:
     """Write all that a box has changed, and return the number of entries. Nothing of the box may run any more."""
     writer = _Writer(out, owner)
+    left_out = [name for name in _BOX_DIRECTORIES if name != "workspace" or not with_workspace]
     with writer.tar:
-        _walk(writer, upper, "")
+        _walk(writer, upper, "", left_out)
     return writer.count
 
 
@@ -113,10 +114,10 @@ class _Hashed(io.RawIOBase):
 # --- what a box has changed ----------------------------------------------------------------------------------
 
 
-def _walk(writer: _Writer, directory: str, above: str) -> None:
+def _walk(writer: _Writer, directory: str, above: str, left_out: Sequence[str]) -> None:
     for entry in _sorted(directory):
         name = f"{above}/{entry.name}" if above else entry.name
-        if name in _BOX_DIRECTORIES:
+        if name in left_out:
             continue
         facts = entry.stat(follow_symlinks=False)
         if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
@@ -127,7 +128,7 @@ def _walk(writer: _Writer, directory: str, above: str) -> None:
             writer.add(name, entry.path, facts)
             if _is_opaque(entry.path):
                 writer.mark(f"{name}/{_OPAQUE_MARKER}")
-            _walk(writer, entry.path, name)
+            _walk(writer, entry.path, name, left_out)
 
 
 def _is_kept(above: str, name: str) -> bool:

@@ -7,6 +7,7 @@ from hutch.errors import HutchError
 from hutch.keeper.access.files import Guard
 from hutch.keeper.boxes.live import Live
 from hutch.kernels.table import KernelTable, check_run
+from hutch.kernels.warm.templates import Templates
 from hutch.model.code import CodePiece, CodeResult, KernelInfo
 from hutch.model.receipts import Details
 from hutch.policy import rights
@@ -17,14 +18,15 @@ from hutch.providers.base import Instance
 class KernelsHandle:
     """The `Kernels` of one handle. All handles of a box in this keeper share one table."""
 
-    def __init__(self, box: Guard, live: Live) -> None:
+    def __init__(self, box: Guard, live: Live, templates: Templates) -> None:
         self._box = box
         self._live = live
+        self._templates = templates
 
     @property
     def _table(self) -> KernelTable:
         if self._live.kernels is None:
-            self._live.kernels = KernelTable()
+            self._live.kernels = KernelTable(self._templates, self._live.record.owner)
         return self._live.kernels
 
     @asynccontextmanager

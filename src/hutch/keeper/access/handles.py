@@ -159,12 +159,13 @@ class BoxHandle:
         cols: int = 80,
         name: str = "",
         follow: bool = False,
+        open_stdin: bool = True,
     ) -> JobHandle:
         rights.check_user(user, self.spec.user, rights.current())
         timeout, cut = rights.cut_timeout(timeout, rights.current())
         order = Command(
             command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
-            rows=rows, cols=cols, name=name, follow=follow,
+            rows=rows, cols=cols, name=name, follow=follow, open_stdin=open_stdin,
         )  # fmt: skip
         async with self.operation("job.start", command_details(order)) as operation:
             instance = await self.begin()
@@ -261,6 +262,10 @@ class BoxHandle:
             raise no_live_fork()
         return await self._layers.fork(count, checkpoint)
 
+    async def write_layer(self, path: str) -> None:
+        """Write what the box has changed over its image to a new file, as the tar of a layer of an OCI image."""
+        await self._layers.write_layer(path)
+
     async def merge(self, fork: str) -> Merge:
         return await self._layers.merge(fork)
 
@@ -331,7 +336,7 @@ class BoxHandle:
     def kernels(self) -> "KernelsHandle":
         from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
 
-        return KernelsHandle(self, self._live)
+        return KernelsHandle(self, self._live, self._keeper.engines.templates)
 
     async def python(
         self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""

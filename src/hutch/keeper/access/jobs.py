@@ -33,6 +33,11 @@ class JobHandle:
     def id(self) -> str:
         return self._process.id
 
+    @property
+    def pid(self) -> int:
+        """Its pid in the box, if the handle has started it; else 0."""
+        return self._process.pid
+
     async def info(self) -> JobInfo:
         await self._box.begin()
         try:

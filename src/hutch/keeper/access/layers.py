@@ -69,6 +69,10 @@ class HandleLayers:
             operation.note(changes=len(found.changes))
             return found
 
+    async def write_layer(self, path: str) -> None:
+        async with self._operation("image.from_box", {}):
+            await self._layers.write_layer(self._live, path)
+
     async def fork(self, count: int, checkpoint: str) -> "tuple[BoxHandle, ...]":
         from hutch.keeper.access.handles import BoxHandle
 

@@ -123,6 +123,13 @@ class LayerKeeper:
             truncated=truncated, left_out=left_out(live.record.spec),
         )  # fmt: skip
 
+    async def write_layer(self, live: Live, path: str) -> None:
+        """Write what the box has changed over its image to a file, as the tar of one layer of an OCI image."""
+        async with self._locks.lock(live.record.id):
+            layers = self._layers(live)
+            frozen = await run_uncancelled(layers.freeze(await self._keep(live)))
+            await layers.write_layer(frozen.state, path)
+
     # --- forks ------------------------------------------------------------------------------------------------
 
     async def fork(self, live: Live, session: str, count: int, wanted: str) -> tuple[Live, ...]:

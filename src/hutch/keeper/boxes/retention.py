@@ -93,6 +93,11 @@ class PersistenceChange:
         live = self._live
         if live.record.state is not State.RUNNING:
             raise Conflict(describe_state(live.record), op="change", remedy="try again when it is running")
+        if live.record.checkpoints or live.record.forks:
+            raise Conflict(
+                f"box {live.record.id} has checkpoints or forks, which would be lost", op="change",
+                details={"field": "retention"}, remedy="delete its checkpoints and forks, or export the box first",
+            )  # fmt: skip
         jobs = [job.id for job in await live.running.jobs() if job.state is JobState.RUNNING]
         if jobs:
             raise self._busy(f"job {', '.join(jobs)} runs")

@@ -36,7 +36,7 @@ class SqliteStore:
                     self._columns(record),
                 )
             except sqlite3.IntegrityError as error:
-                raise _taken(record, error) from error
+                raise _taken(db, record) from error
             _append(db, event)
 
         return self._do(work)
@@ -50,7 +50,7 @@ class SqliteStore:
                     (*self._columns(record)[1:], record.id, expected),
                 ).rowcount
             except sqlite3.IntegrityError as error:
-                raise _taken(record, error) from error
+                raise _taken(db, record) from error
             if changed and event is not None:
                 _append(db, event)
             return bool(changed)
@@ -161,9 +161,11 @@ def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
         log("store").warning("free pages of the file may still hold plain environments", error=error, remedy=remedy)
 
 
-def _taken(record: BoxRecord, error: sqlite3.IntegrityError) -> Conflict:
-    """Tell a taken name from a taken key; SQLite names the index only in its message."""
-    return name_taken(record) if "boxes.name" in str(error) else key_taken(record)
+def _taken(db: sqlite3.Connection, record: BoxRecord) -> Conflict:
+    """Tell a taken name from a taken key by looking for the name: SQLite says which index it was only in words."""
+    query = "SELECT 1 FROM boxes WHERE owner = ? AND name = ? AND id != ?"
+    found = record.spec.name and db.execute(query, (record.owner, record.spec.name, record.id)).fetchone()
+    return name_taken(record) if found else key_taken(record)
 
 
 def _append(db: sqlite3.Connection, event: Event) -> None:

@@ -27,6 +27,7 @@ from hutch.mcp.hosting.json_lines import LineStreams, OutputPreview
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.mcp import SECRETS_AT, Phase, Transport
 from hutch.model.results import Cause, Result, Verdict
+from hutch.model.spec import NetworkMode
 from hutch.policy.rights import UNBOUND, bound_by
 from mcp import ClientSession, MCPError
 
@@ -188,7 +189,8 @@ class RunStarter:
                 # Its stream has closed. Wait a moment to see whether the process has exited.
                 await asyncio.wait({run.ended}, timeout=END_SECONDS)
             if run.ended is not None and run.ended.done():
-                raise exit_failure(run.ended, Phase.MCP_INIT, self.preview)
+                network = run.box.spec.network if run.box is not None else NetworkMode.ON
+                raise exit_failure(run.ended, Phase.MCP_INIT, self.preview, network)
             if not handshake.done():
                 raise ServerFailed(
                     f"it did not answer `initialize` within {seconds:g} s" + _last_output(self.preview),
@@ -242,8 +244,13 @@ def _phase_error(phase: Phase, error: HutchError) -> ServerFailed:
     )  # fmt: skip
 
 
-def exit_failure(ended: "asyncio.Task[Result]", phase: Phase, preview: OutputPreview) -> ServerFailed:
-    """Return why the process ended: its exit code, or the verdict, such as out of memory."""
+def exit_failure(
+    ended: "asyncio.Task[Result]", phase: Phase, preview: OutputPreview, network: NetworkMode = NetworkMode.ON
+) -> ServerFailed:
+    """Return why the process ended: its exit code, or the verdict, such as out of memory.
+
+    A server that ended before it ever answered, with words that another attempt would end with too, is not tried again.
+    """
     if ended.cancelled() or (error := ended.exception()) is not None:
         why = "it was put away" if ended.cancelled() else str(error)
         return ServerFailed(f"its process is out of reach: {why}", details={"phase": phase})
@@ -253,23 +260,47 @@ def exit_failure(ended: "asyncio.Task[Result]", phase: Phase, preview: OutputPre
         message = f"its process exited with {result.exit_code}"
     else:
         message = f"its process ended: {verdict.message or verdict.cause}"
+    known = _known_end(preview.tail(), network)
+    final = phase is Phase.MCP_INIT and (bool(known) or result.exit_code in NOT_RUNNABLE)
     return ServerFailed(
-        message + _last_output(preview), remedy=_remedy(verdict, preview.tail()),
+        message + _last_output(preview), remedy=known or _remedy(verdict, result.exit_code), retryable=not final,
         details={"phase": phase, "cause": verdict.cause, "exit_code": result.exit_code, "signal": result.signal},
     )  # fmt: skip
 
 
 _MISSING_MODULE = re.compile(r"No module named '([\w.]+)|Cannot find (?:module|package) '([^']+)")
 """Messages of Python and Node about a missing dependency."""
+_NO_NETWORK = re.compile(
+    r"name resolution|Name or service not known|ENOTFOUND|EAI_AGAIN|[Nn]etwork is unreachable|ENETUNREACH"
+)
+_READ_ONLY = re.compile(r"Read-only file system|EROFS")
+_WRONG_ARGUMENTS = re.compile(
+    r"unrecognized arguments|the following arguments are required|unknown option|No such option"
+)
+NOT_RUNNABLE = (126, 127)
+"""Exit codes of a shell or `env` whose program cannot be run."""
 
 
-def _remedy(verdict: Verdict, said: str) -> str:
-    """Return a remedy for the author of a server's definition."""
-    if verdict.cause is Cause.OOM:
-        return "raise memory_mb in its definition (`--memory`)"
+def _known_end(said: str, network: NetworkMode) -> str:
+    """Return the setting that helps against what a process said last, if another attempt would end the same."""
     if missing := _MISSING_MODULE.search(said):
         name = missing[1] or missing[2]
         return f"list {name} in requirements.txt, pyproject.toml or package.json of its project: Hutch installs that"
+    if network is NetworkMode.OFF and _NO_NETWORK.search(said):
+        return 'give it a network: network = "on" in its definition (`--network on`)'
+    if _READ_ONLY.search(said):
+        return 'let it write: mount = "rw" for its files (`--mount rw`), or read_only_root = false for its system'
+    if _WRONG_ARGUMENTS.search(said):
+        return "check `args` of its definition"
+    return ""
+
+
+def _remedy(verdict: Verdict, exit_code: int | None) -> str:
+    """Return a remedy for the author of a server's definition."""
+    if verdict.cause is Cause.OOM:
+        return "raise memory_mb in its definition (`--memory`)"
+    if exit_code in NOT_RUNNABLE:
+        return "its program is not in the box: use an `image` that has it, or install it"
     return verdict.remedy or "the lines before that: `hutch mcp-server logs NAME`, where `hutch serve` runs it"
 
 

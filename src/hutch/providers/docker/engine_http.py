@@ -18,6 +18,8 @@ from hutch.providers.docker.endpoint import Endpoint
 CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
 MAX_ANSWER = 64 << 20
+MAX_LINE = 8 << 20
+"""Bytes of one line of a streamed answer; lines of progress have a few hundred."""
 """The most bytes of an answer that are kept; engines answer with far less."""
 _PIECE = 1 << 20
 
@@ -113,6 +115,10 @@ class EngineHttp:
                 rest += piece
                 if head.status < 300:
                     *whole, rest = rest.split(b"\n")
+                if len(rest) > MAX_LINE:
+                    # Whoever answers at the socket must not fill this process's memory with a line that never ends.
+                    raise EngineError(f"{method} {path}: the engine sent a line of over {MAX_LINE} bytes")
+                if head.status < 300:
                     for line in filter(None, map(bytes.strip, whole)):
                         yield json.loads(line)
             self._check(head.status, rest, method, path)

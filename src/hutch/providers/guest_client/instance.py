@@ -20,6 +20,7 @@ from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Starte
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
+from hutch.providers.guest_client.hints import remedy_for
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import (
@@ -77,6 +78,8 @@ class GuestInstance(Instance):
         self._guest_user = guest_user
         self._root_guest = root_guest
         self._links: dict[str, Link] = {}
+        self._other_guests: dict[str, Callable[[], Awaitable[Link]]] = {}
+        """How further guests of the box, which serve nobody's commands, are reached, by their names."""
         self._accounts: dict[str, Account] = {}
         """The accounts that commands have named so far, which are looked up once."""
         # Each user gets one connection, however many callers find it broken at once.
@@ -105,6 +108,9 @@ class GuestInstance(Instance):
         link = self._links.get(user)
         if link is not None and link.usable:
             return link
+        if user in self._other_guests:
+            self._links[user] = self._recognised(await self._other_guests[user]())
+            return self._links[user]
         if user not in (self._guest_user, "root") and not user.isdecimal():
             if user not in self._accounts:
                 self._accounts[user] = await find_account(self._files, user)
@@ -114,6 +120,11 @@ class GuestInstance(Instance):
             if link is None or not link.usable:
                 link = self._links[user] = await self._connected(user)
             return link
+
+    async def add_guest(self, name: str, connect: Callable[[], Awaitable[Link]]) -> Link:
+        """Use one more guest of the box, whose jobs are then jobs of the box."""
+        self._other_guests[name] = connect
+        return await self.link(name)
 
     async def meet(self, link: Link) -> None:
         """Take a link that the engine made as the one to the box's own guest, once that has said hello."""
@@ -224,6 +235,8 @@ class GuestInstance(Instance):
         fields = self._fields(command)
         if command.follow:
             fields["follow"] = True
+        if not command.open_stdin:
+            fields["stdin"] = False
         link = await self._link_for(command, fields)
         before = self._before()
         try:
@@ -238,10 +251,17 @@ class GuestInstance(Instance):
         started = checked(answer, Started)
         self._remember(started.job, _Seen(before, command.timeout_sec))
         process = GuestProcess(self, started.job, command.keep_output)
+        process.pid = started.pid
         if command.stdin is not None:
             await process.write(command.stdin)
             await process.close_stdin()
         return process
+
+    def started_kernel(self, answer: dict[str, Any]) -> GuestProcess:
+        """Return the job that a kernel guest says it has started."""
+        job = checked(answer, Started).job
+        self._remember(job, _Seen(self._before(), None))
+        return GuestProcess(self, job, 1 << 20)
 
     async def _link_for(self, command: Command, fields: dict[str, Any]) -> Link:
         """Return the link to the guest of the command's user, and add the variables of a named account."""
@@ -282,21 +302,17 @@ class GuestInstance(Instance):
         stdout, stderr = channel.output(0), channel.output(1)
         fork_refused = bool(end.exit_code) and (complains(stderr) or complains(stdout))
         verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
+        if verdict.cause is Cause.EXIT and (remedy := remedy_for(stdout, stderr, self.spec, self._user_of(link))):
+            verdict = verdict.but(remedy=remedy)
         return Result(
-            job_id=end.job,
-            exit_code=_exit_code(end),
-            signal=end.signal,
-            stdout_bytes=stdout,
-            stderr_bytes=stderr,
-            stdout_total=end.stdout_total,
-            stderr_total=end.stderr_total,
-            stdout_truncated=len(stdout) < end.stdout_total,
-            stderr_truncated=len(stderr) < end.stderr_total,
-            lingering=end.lingering,
-            verdict=verdict,
-            usage=_usage(end, after),
-            notes=_notes(end.cleared),
-        )
+            job_id=end.job, exit_code=_exit_code(end), signal=end.signal, stdout_bytes=stdout, stderr_bytes=stderr,
+            stdout_total=end.stdout_total, stderr_total=end.stderr_total,
+            stdout_truncated=len(stdout) < end.stdout_total, stderr_truncated=len(stderr) < end.stderr_total,
+            lingering=end.lingering, verdict=verdict, usage=_usage(end, after), notes=_notes(end.cleared),
+        )  # fmt: skip
+
+    def _user_of(self, link: Link) -> str:
+        return next((user for user, each in self._links.items() if each is link), self._guest_user)
 
     async def _verdict(
         self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool
@@ -309,15 +325,9 @@ class GuestInstance(Instance):
             return seen.verdict
         room = await self._room(link, end.pid, counted=after.pids_hits is not None) if end.exit_code else None
         verdict = decide(
-            end,
-            before=seen.before,
-            after=after,
-            limits=self.limits,
-            timeout_sec=seen.timeout_sec,
-            room=room,
-            fork_refused=fork_refused,
-            trouble=self.trouble(),
-        )
+            end, before=seen.before, after=after, limits=self.limits, timeout_sec=seen.timeout_sec, room=room,
+            fork_refused=fork_refused, trouble=self.trouble(),
+        )  # fmt: skip
         seen.verdict = verdict
         self._remember(end.job, seen)
         return verdict

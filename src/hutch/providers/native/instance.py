@@ -13,7 +13,7 @@ from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
 from hutch.model.results import Result, Usage
 from hutch.model.spec import CheckedMount, EffectiveSpec
-from hutch.providers.base import Command, InstanceRecord
+from hutch.providers.base import Command, Entrance, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
@@ -79,12 +79,14 @@ class NativeInstance(GuestInstance):
         *,
         fresh: bool,
         show: Callable[[CheckedMount], Awaitable[None]],
+        entrance: "Callable[[NativeInstance], Awaitable[Entrance | None]]",
         work_on_layers: Callable[[dict[str, Any], list[int]], Awaitable[dict[str, Any]]],
     ) -> None:
         facts = GroupFacts(self._opened, lambda: watchdogs.counters(record.box_id))
         super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._watchdogs = watchdogs
         self._show = show
+        self._entrance = entrance
         self._work_on_layers = work_on_layers
         self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
         self._open_group = open_group
@@ -108,6 +110,14 @@ class NativeInstance(GuestInstance):
             self._asked = True
             self._group = self._open_group()
         return self._group
+
+    async def entrance(self) -> Entrance | None:
+        return await self._entrance(self)
+
+    @property
+    def group(self) -> Group | None:
+        """Its control group; None without one."""
+        return self._opened()
 
     async def show(self, place: CheckedMount) -> None:
         await self._show(place)

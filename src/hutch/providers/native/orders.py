@@ -49,6 +49,7 @@ def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
         "LANG": "C.UTF-8", "HOSTNAME": name, "TMPDIR": "/tmp",
         # `nproc` and OpenMP programs believe this more than the kernel, which shows every processor to every box.
         "OMP_NUM_THREADS": str(visible_cpus(spec.limits.cpus)),
+        "NPM_CONFIG_PREFIX": f"/{HOME}/.local",
     }  # fmt: skip
     return standard | spec.env | spec.secrets
 
@@ -65,11 +66,16 @@ def root_guest_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) ->
     """The options of a root guest, which runs as long as the box does, whoever is connected."""
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
-    own = {"HOME": home, "USER": name, "LOGNAME": name}
+    own = {"HOME": home, "USER": name, "LOGNAME": name, "NPM_CONFIG_PREFIX": f"{home}/.local"}
     if "PATH" not in spec.env:
         own["PATH"] = _path(home)
     env = environment(spec, record.box_id[:12]) | own
     return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
+
+
+def kernel_guest_options(record: InstanceRecord, spec: EffectiveSpec) -> dict[str, object]:
+    """The options of a guest whose jobs are kernels. It ends with the box."""
+    return {"box_id": record.box_id, "workdir": spec.workdir, "env": environment(spec, record.box_id[:12])}
 
 
 def guest_options(order: Order) -> bytes:
@@ -97,6 +103,20 @@ def group_limits(limits: Limits, *, persistent: bool) -> GroupLimits:
 def inodes(limits: Limits) -> int:
     """The number of files that a box may have. Even empty files cost memory or disk."""
     return max(4096, limits.disk_mb * _INODES_PER_MB)
+
+
+def stored_layers(store: str | None) -> list[str]:
+    """The layers of a store, topmost first. The box itself cannot write where this is read."""
+    try:
+        current = _read(f"{store}/current") if store else "0"
+        return [current, *json.loads(_read(f"{store}/{current}.stack"))] if current != "0" else ["0"]
+    except FileNotFoundError:
+        return ["0"]  # it never had a checkpoint
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def request(
@@ -133,7 +153,11 @@ def request(
             "network": spec.network.value,
             "pin": image.pin,
             "store": store,
-            "workspace_binds": [(place.real, _target(place.target)[1:]) for place in shown],
+            "workspace_binds": [
+                *((place.real, _target(place.target)[1:]) for place in shown),
+                *([(image.environment, image.environment[1:])] if image.environment else []),
+            ],
+            "layers": stored_layers(store),
             "allowed": () if spec.network is NetworkMode.OFF else sorted(set(spec.allow_private)),
         },
         "parameters": {

@@ -28,6 +28,7 @@ from hutch.providers.native.spawn.client import PendingRequest, SpawnerPool
 from hutch.providers.native.watch.watchdogs import Watchdogs
 
 if TYPE_CHECKING:
+    from hutch.providers.base import Entrance
     from hutch.providers.native.instance import NativeInstance
 
 _OUTCOME_TIMEOUT = 20.0
@@ -273,7 +274,7 @@ class NativeProvider(Provider):
 
         instance = NativeInstance(
             record, spec, connect, lambda: self._group(record, fresh), group_limits, root_guest, self._watchdogs,
-            fresh=fresh, show=lambda place: self._mount(record, place),
+            fresh=fresh, show=lambda place: self._mount(record, place), entrance=self._entrance,
             work_on_layers=lambda message, fds: self._spawners_of(record.keeper).layers(message, fds),
         )  # fmt: skip
         self._start_watchdogs(instance, lived=not fresh or "restored" in record.data)
@@ -313,6 +314,14 @@ class NativeProvider(Provider):
         except Unavailable:
             await self._enter(record, spec, socket_name, uid)
         return await Link.connect(path)
+
+    async def _entrance(self, box: "NativeInstance") -> "Entrance | None":
+        from hutch.providers.native.entrance import open_entrance  # Few boxes are entered.
+
+        found = self._machine_facts()
+        if box.spec.image != "host" or self._without:
+            return None
+        return await open_entrance(box, self._watchdogs, has_id_ranges=found.has_id_ranges)
 
     async def _enter(self, record: InstanceRecord, spec: EffectiveSpec, socket_name: str, uid: int) -> None:
         facts = ("pid", "start", "boot", "directory", "groups")

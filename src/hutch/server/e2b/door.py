@@ -6,6 +6,7 @@ plane's, found by their paths.
 """
 
 from contextlib import ExitStack
+from hmac import compare_digest
 
 from hutch import logs
 from hutch.errors import HutchError, Unauthenticated, Unsupported
@@ -22,7 +23,7 @@ from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import TEMPLATE
 from hutch.server.e2b.metrics import agent_metrics
-from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request
+from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request, is_control_path
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
@@ -30,7 +31,6 @@ from hutch.server.previews.hosts import PortName
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
 
-_FIRST_SEGMENTS = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets", "files"})
 _SANDBOX = b"e2b-sandbox-id"
 
 
@@ -53,10 +53,9 @@ class E2BDoor:
             return True
         if (name := self._service.previews.hosts.parse(headers.get(b"host", b"").decode("latin-1"))) is not None:
             return self._is_sandbox(name)
-        first, _, rest = scope["path"][1:].partition("/")
-        if first in ("v2", "v3"):
-            first = rest.partition("/")[0]
-        return first in _FIRST_SEGMENTS and scope["type"] == "http"
+        path: str = scope["path"]
+        ours = path == "/files" or path in self._methods or is_control_path(path)
+        return ours and scope["type"] == "http"
 
     def _is_sandbox(self, name: PortName) -> bool:
         """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""
@@ -119,7 +118,7 @@ class E2BDoor:
             await self._authenticate_by_id(request)
         elif signed:
             await self._authenticate_signature(request)
-        elif request.sandbox:
+        elif request.sandbox or request.path in self._methods:
             await self._authenticate_token(request)
         else:
             await self._authenticate_key(request)
@@ -162,8 +161,20 @@ class E2BDoor:
 
     async def _authenticate_token(self, request: Request) -> None:
         """Authenticate a data-plane request by the sandbox's token, which acts for the key that it was given to."""
-        key_id = self._sandboxes.tokens.key_of(request.sandbox, request.call.header("x-access-token"))
+        token = request.call.header("x-access-token")
+        request.sandbox = request.sandbox or self._owner_of(token)
+        key_id = self._sandboxes.tokens.key_of(request.sandbox, token)
         await self._act_for(request, key_id)
+
+    def _owner_of(self, token: str) -> str:
+        """Return the sandbox to which a token belongs. Releases before 2.35 do not name it after `connect`."""
+        key_id, of = token.partition(".")[0], self._sandboxes.tokens.of
+        for record in self._service.keeper.boxes():
+            if TEMPLATE in record.spec.labels and compare_digest(
+                of(record.id, key_id).encode(), token.encode("utf-8", "replace")
+            ):
+                return record.id
+        raise Unauthenticated("this access token is no sandbox's", remedy="connect to the sandbox again")
 
     async def _act_for(self, request: Request, key_id: str) -> None:
         caller = await self._auth.trust(key_id, SESSION)

@@ -13,7 +13,7 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.model.code import CHART_MIME, TABLE_MIME, CodePiece, CodeResult, Display, KernelInfo
 from hutch.model.record import encode_json
 from hutch.model.results import Cause
-from hutch.server.e2b.errors import Answer, status_of, text_of
+from hutch.server.e2b.errors import Answer, NotRunning, status_of, text_of
 from hutch.server.e2b.requests import Request
 from hutch.server.e2b.streams import Cut
 from hutch.server.request import Send
@@ -121,31 +121,35 @@ async def _execute(request: Request, send: Send) -> None:
             request.sandboxes.streams.run(request.sandbox, _stream(request, body, send))
         )
     except Cut:
-        return
+        raise NotRunning(request.sandbox) from None
 
 
 async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
+    """Send lines as they come. An error before the first of them still gets its own status."""
     queue: asyncio.Queue[Line | BaseException | None] = asyncio.Queue(_QUEUED)
     run = asyncio.ensure_future(_run(request, body, queue))
     try:
-        line = await queue.get()
-        if isinstance(line, BaseException):
-            raise line
+        line = await _next_line(request, queue)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         while line is not None:
             await send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
-            try:
-                async with asyncio.timeout(KEEPALIVE_SECONDS):
-                    found = await request.call.service.unless_draining(queue.get())
-            except TimeoutError:
-                found = {"type": "keepalive"}
-            if isinstance(found, BaseException):
-                raise found
-            line = found
+            line = await _next_line(request, queue)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         run.cancel()
         await asyncio.wait({run})
+
+
+async def _next_line(request: Request, queue: "asyncio.Queue[Line | BaseException | None]") -> Line | None:
+    """Return the next line, a keepalive after a silence, or None at the end."""
+    try:
+        async with asyncio.timeout(KEEPALIVE_SECONDS):
+            found = await request.call.service.unless_draining(queue.get())
+    except TimeoutError:
+        return {"type": "keepalive"}
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 async def _run(request: Request, body: ExecuteBody, queue: "asyncio.Queue[Line | BaseException | None]") -> None:

@@ -87,14 +87,14 @@ async def start(request: Request, message: StartMessage) -> AsyncGenerator[Messa
                 (process.cmd, *process.args), cwd=request.resolve(process.cwd), env=process.envs,
                 timeout=_deadline(request), user=request.user, pty=message.pty is not None, rows=size.rows or 24,
                 cols=size.cols or 80, name=message.tag, follow=True,
+                open_stdin=message.stdin or message.pty is not None,
             )  # fmt: skip
         except NotRunnable as error:
             if error.details.get("what") == "cwd":
                 raise Invalid(f"cwd '{process.cwd}' does not exist") from error
             raise
-        if not message.stdin and message.pty is None:
-            await job.close_stdin()
-        async for event in _follow(job, await job.info(), 0, 0):
+        pid = job.pid or (await job.info()).pid
+        async for event in _follow(job, pid, 0, 0, pty=message.pty is not None):
             yield event
 
 
@@ -102,14 +102,17 @@ async def connect(request: Request, message: ProcessMessage) -> AsyncGenerator[M
     """Stream the output of a process from now on."""
     async with request.using() as box:
         info = await _find(box, message)
-        async for event in _follow(await box.job(info.id), info, info.stdout_total, info.stderr_total):
+        job = await box.job(info.id)
+        async for event in _follow(job, info.pid, info.stdout_total, info.stderr_total, pty=info.pty):
             yield event
 
 
-async def _follow(job: JobHandle, info: JobInfo, stdout: int, stderr: int) -> AsyncGenerator[Message, None]:
-    yield {"event": {"start": {"pid": info.pid}}}
+async def _follow(
+    job: JobHandle, pid: int, stdout: int, stderr: int, *, pty: bool
+) -> AsyncGenerator[Message, None]:  # fmt: skip
+    yield {"event": {"start": {"pid": pid}}}
     async for stream, data in job.follow(stdout, stderr):
-        name = "pty" if info.pty else stream
+        name = "pty" if pty else stream
         yield {"event": {"data": {name: base64.b64encode(data).decode()}}}
     yield {"event": {"end": _end(await job.info())}}
 

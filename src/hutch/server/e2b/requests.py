@@ -28,6 +28,7 @@ ENVD_PORT = "49983"
 INTERPRETER_PORT = "49999"
 SESSION = "e2b"
 """The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
+_CONTROL = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets"})
 HOMES = {"user": "/home/user", "root": "/root"}
 
 
@@ -45,7 +46,9 @@ class Request:
             )
         )
         self.client: tuple[str, int] | None = scope["client"]
-        self.sandbox = call.header("e2b-sandbox-id")
+        # Releases before 2.35 name a sandbox in the headers of control-plane calls too.
+        controls = bool(call.header("x-api-key")) and is_control_path(self.path)
+        self.sandbox = "" if controls else call.header("e2b-sandbox-id")
         """The sandbox that the request names; empty for the control plane."""
         self.port = call.header("e2b-sandbox-port") or ENVD_PORT
         named = call.service.previews.hosts.parse(call.header("host")) if not self.sandbox else None
@@ -140,6 +143,12 @@ class Request:
 
     async def body(self, kind: type[T]) -> T:
         return parse(await self.call.whole_body(), kind)
+
+
+def is_control_path(path: str) -> bool:
+    """Whether the control plane serves this path."""
+    first, _, rest = path[1:].partition("/")
+    return (rest.partition("/")[0] if first in ("v2", "v3") else first) in _CONTROL
 
 
 def parse(data: bytes, kind: type[T]) -> T:

@@ -1,9 +1,10 @@
-"""The connections of one server: to which key each belongs, and which are closed when there are too many.
+"""The connections of one server: to which owner each belongs, and which are closed when there are too many.
 
 A connection is anonymous until it has shown a good key. Few anonymous connections are allowed, per address and in
-total, and the oldest idle one is closed for the next: half-open connections cannot keep others out. One key has at most
-half of all connections, so its streams cannot either. Some of the process's descriptors are never used for connections,
-because the keeper needs them to create boxes. A connection whose client does not read its answer is closed.
+total, and the oldest idle one is closed for the next: half-open connections cannot keep others out. One owner has at
+most half of all connections, with however many keys, so his streams cannot either. Some of the process's descriptors
+are never used for connections, because the keeper needs them to create boxes. A connection whose client does not read
+its answer is closed.
 """
 
 import asyncio
@@ -53,15 +54,15 @@ class Connection:
         "_waited",
         "address",
         "busy",
-        "key",
+        "owner",
         "transport",
     )
 
     def __init__(self, transport: "CorkedTransport", loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.transport = transport
         self.address = ""
-        self.key = ""
-        """The id of the key that it has shown; empty while it is anonymous."""
+        self.owner = ""
+        """The owner of the key that it has shown, or the grant of a preview; empty while it is anonymous."""
         self.busy: Callable[[], bool] = lambda: True
         """Tells whether a request is being answered on it."""
         self._loop = loop
@@ -96,7 +97,7 @@ class Connection:
             self._timer = self._loop.call_later(max(1.0, left), self._check_reader)
             return
         self._timer = None
-        log("server").info("cut: the answer is not read", address=self.address, by=self.key)
+        log("server").info("cut: the answer is not read", address=self.address, by=self.owner)
         self.transport.abort()
 
     def _accepted(self) -> int:
@@ -113,12 +114,12 @@ class Connections:
         self._descriptor_limit = descriptors - reserved
         self._max = max_connections or self._descriptor_limit
         self._max_anonymous = min(MAX_ANONYMOUS, max(1, self._max // 4))
-        self._max_per_key = max(1, self._max // 2)
+        self._max_per_owner = max(1, self._max // 2)
         self._max_anonymous_per_address = max(1, self._max_anonymous // 2)
         self._anonymous: dict[str, dict[Connection, None]] = {}
         """Anonymous connections by address, oldest first."""
         self._known: dict[str, dict[Connection, None]] = {}
-        """Authenticated connections by key, oldest first."""
+        """Authenticated connections by owner, oldest first."""
         self.anonymous = self.known = 0
 
     def opened(self, connection: Connection, descriptor: int) -> None:
@@ -138,22 +139,22 @@ class Connections:
             return self._close_anonymous(but=connection) or self._close_idle()
         return True
 
-    def admit(self, connection: Connection, key: str) -> None:
-        """Count the connection as the key's. QuotaExceeded if all of the key's are busy: it stays anonymous."""
-        mine = self._known.get(key, {})
-        if len(mine) >= self._max_per_key and not self._close_first(mine):
+    def admit(self, connection: Connection, owner: str) -> None:
+        """Count the connection as the owner's. QuotaExceeded if all of his are busy: it stays anonymous."""
+        mine = self._known.get(owner, {})
+        if len(mine) >= self._max_per_owner and not self._close_first(mine):
             raise QuotaExceeded(
-                f"this key has {len(mine)} connections in use, and no key has more", retry_after=1.0,
-                details={"connections": self._max_per_key}, remedy="end some of its streams",
+                f"this owner has {len(mine)} connections in use, and no owner has more", retry_after=1.0,
+                details={"connections": self._max_per_owner}, remedy="end some of its streams",
             )  # fmt: skip
-        self.identify(connection, key)
+        self.identify(connection, owner)
 
-    def identify(self, connection: Connection, key: str) -> None:
-        """Move the connection from the anonymous ones to those of the key."""
+    def identify(self, connection: Connection, owner: str) -> None:
+        """Move the connection from the anonymous ones to those of the owner."""
         if not self._remove(connection):
             return  # It was closed meanwhile.
-        connection.key = key
-        self._known.setdefault(key, {})[connection] = None
+        connection.owner = owner
+        self._known.setdefault(owner, {})[connection] = None
         self.known += 1
 
     def closed(self, connection: Connection) -> None:
@@ -161,15 +162,15 @@ class Connections:
         self._remove(connection)
 
     def _remove(self, connection: Connection) -> bool:
-        among = self._known if connection.key else self._anonymous
-        whose = connection.key or connection.address
+        among = self._known if connection.owner else self._anonymous
+        whose = connection.owner or connection.address
         group = among.get(whose, {})
         if connection not in group:
             return False
         del group[connection]
         if not group:
             del among[whose]
-        if connection.key:
+        if connection.owner:
             self.known -= 1
         else:
             self.anonymous -= 1
@@ -180,7 +181,7 @@ class Connections:
         return self._close_first(max(self._anonymous.values(), key=len), but)
 
     def _close_idle(self) -> bool:
-        """Close the oldest idle connection of a key, trying the key with the most connections first."""
+        """Close the oldest idle connection of an owner, trying the owner with the most connections first."""
         return any(self._close_first(group) for group in sorted(self._known.values(), key=len, reverse=True))
 
     def _close_first(self, group: dict[Connection, None], but: Connection | None = None) -> bool:

@@ -26,6 +26,8 @@ MAX_GRANTS = 256
 MAX_TTL_SECONDS = 366 * 86400.0
 CACHE_SECONDS = 1.0
 """A grant that another server on the same store revoked stops working after this many seconds."""
+UNKNOWN_CACHE_SECONDS = 0.05
+"""The store is read again for a visitor whom no known grant admits after this many seconds."""
 _MAC_BYTES = 24
 
 
@@ -121,20 +123,24 @@ class AccessTable:
         Raises:
             Unauthenticated: There is none.
         """
-        if time.monotonic() - self._read_at > CACHE_SECONDS:
-            await self._read()
-        now = time.time()
-        for token in tokens:
-            grant = self._opened_by(token)
-            if grant is not None and grant.covers(name, now):
-                return grant
-        for grant in self._grants.values():
-            if grant.public and grant.covers(name, now):
+        tokens = tuple(tokens)
+        for allowed_age in (CACHE_SECONDS, UNKNOWN_CACHE_SECONDS):
+            if time.monotonic() - self._read_at > allowed_age:
+                await self._read()
+            if (grant := self._find(name, tokens)) is not None:
                 return grant
         raise Unauthenticated(
             f"port {name.port} of this box is not open to you: the link is wrong, has expired or was revoked",
             remedy="ask for a new link: `hutch box url BOX PORT`",
         )
+
+    def _find(self, name: PortName, tokens: tuple[str, ...]) -> Grant | None:
+        now = time.time()
+        for token in tokens:
+            grant = self._opened_by(token)
+            if grant is not None and grant.covers(name, now):
+                return grant
+        return next((each for each in self._grants.values() if each.public and each.covers(name, now)), None)
 
     def _opened_by(self, token: str) -> Grant | None:
         grant_id, _, mac = token.partition(".")
@@ -173,12 +179,15 @@ class AccessTable:
 
     def on_event(self, event: Event) -> None:
         """Drop the grants of a box that is gone."""
-        if event.kind != "gone":
-            return
-        for grant in [each for each in self._grants.values() if each.box_id == event.box_id]:
-            task = asyncio.get_running_loop().create_task(self._drop(grant))
+        if event.kind == "gone" and any(each.box_id == event.box_id for each in self._grants.values()):
+            task = asyncio.get_running_loop().create_task(self.forget(event.box_id))
             self._dropping.add(task)
             task.add_done_callback(self._dropping.discard)
+
+    async def forget(self, box_id: BoxId) -> None:
+        """Drop all grants of a box."""
+        for grant in [each for each in self._grants.values() if each.box_id == box_id]:
+            await self._drop(grant)
 
     async def _read(self) -> None:
         begun = time.monotonic()

@@ -84,6 +84,8 @@ class PreviewDoor:
         headers = headers_of(scope)
         path_name = parse_path(scope["path"]) if not self._previews.hosts.covers(headers.get("host", "")) else None
         name = path_name.name if path_name is not None else self._previews.hosts.parse(headers.get("host", ""))
+        if path_name is not None and not scope.get("raw_path", b"").startswith(path_name.prefix.encode()):
+            name = None  # An encoded name would be cut off at another place than it was parsed.
         if name is None:
             self._auth.count_anonymous(scope["client"])
             raise NotFound("this address names no port of a box", remedy="`hutch box url BOX PORT` makes one")
@@ -129,12 +131,16 @@ class PreviewDoor:
 
     async def _live(self, name: PortName) -> Live:
         keeper = self._service.keeper
-        return keeper.held(name.box_id) or await keeper.live(name.box_id)
+        try:
+            return keeper.held(name.box_id) or await keeper.live(name.box_id)
+        except NotFound:  # Gone is one. The box ended while no server was there to see it.
+            await self._previews.access.forget(name.box_id)
+            raise
 
     def _count_connection(self, scope: Scope, grant: Grant) -> None:
         """Count the connection as the preview's, so that strangers without a token cannot push it out."""
         connection: Connection | None = scope.get(CONNECTION)
-        if connection is not None and not connection.key:
+        if connection is not None and not connection.owner:
             self._service.connections.admit(connection, grant.id)
 
     async def _redirected(self, scope: Scope, headers: dict[str, str], grant: Grant, live: Live, send: Send) -> bool:

@@ -33,13 +33,15 @@ _WEBSOCKET = frozenset(
      b"sec-websocket-accept"}
 )  # fmt: skip
 _ORIGIN_WIDE = frozenset(
-    {b"set-cookie", b"clear-site-data", b"strict-transport-security", b"service-worker-allowed", b"alt-svc", b"nel",
-     b"report-to", b"reporting-endpoints", b"access-control-allow-origin", b"access-control-allow-credentials",
+    {b"set-cookie", b"strict-transport-security", b"service-worker-allowed", b"nel", b"report-to",
+     b"reporting-endpoints", b"access-control-allow-origin", b"access-control-allow-credentials",
      b"access-control-expose-headers", b"referrer-policy"}
 )  # fmt: skip
 """In the path form the origin of an answer is the server's own, and these would act on all of it."""
 SANDBOX = b"sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 """Without `allow-same-origin`, a page has an opaque origin: no storage, no cookies, and the API refuses its calls."""
+_SITE_WIDE = frozenset({b"clear-site-data", b"alt-svc"})
+"""`Clear-Site-Data` removes the cookies of the whole registrable domain, and `Alt-Svc` leads to other ports."""
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[^\x00\r\n]*")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
@@ -94,7 +96,9 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, we
 def response_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit) -> Headers:
     """Return the headers of a box's answer as the visitor gets them."""
     pairs = [(name.lower(), value) for name, value in received]
-    dropped = _HOP_BY_HOP | _named_by_connection(pairs) | {b"date"} | (_ORIGIN_WIDE if visit.prefix else frozenset())
+    dropped = _HOP_BY_HOP | _SITE_WIDE | _named_by_connection(pairs) | {b"date"}
+    if visit.prefix:
+        dropped |= _ORIGIN_WIDE
     kept: Headers = []
     for name, value in pairs:
         if name in dropped:

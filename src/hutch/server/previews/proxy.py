@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import httptools
 
-from hutch.errors import HutchError, PortClosed, Timeout
+from hutch.errors import HutchError, PortClosed
 from hutch.keeper.access.ports import BoxStream
 from hutch.logs import log
 from hutch.server.previews.headers import Headers, Visit, is_valid, request_headers, response_headers
@@ -140,7 +140,7 @@ class Answer:
             async with asyncio.timeout(HEAD_SECONDS):
                 await self._read_head()
         except TimeoutError as error:
-            raise Timeout(f"the program in the box did not answer within {HEAD_SECONDS:g} s") from error
+            raise NotProxied(504, f"the program in the box did not answer within {HEAD_SECONDS:g} s") from error
         headers = response_headers(self._headers, self._visit)
         await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
         without_body = self._is_head or self._status in (204, 304)

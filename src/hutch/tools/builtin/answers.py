@@ -63,6 +63,30 @@ class CommandAnswer(Answer):
     usage: Usage
 
 
+class Raised(TypedDict):
+    """The exception that ended the code."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+class CodeAnswer(Answer):
+    """Of code that has ended: `python`."""
+
+    box: str
+    stdout: str
+    stderr: str
+    value: str
+    """The value of the last expression as text."""
+    count: int
+    displays: list[list[str]]
+    """The media types of each thing that was shown."""
+    raised: Raised | None
+    duration_sec: float
+    verdict: Verdict
+
+
 class JobFacts(TypedDict, total=False):
     job: str
     state: str
@@ -222,10 +246,20 @@ class BoxLifecycleAnswer(Answer):
     box: BoxAnswer | None
 
 
+class ChangeFacts(TypedDict):
+    path: str
+    kind: str
+    type: str
+    size: NotRequired[int]
+
+
 class BoxOperationAnswer(Answer):
     box: NotRequired[str]
     mime: NotRequired[str]
-    size: int
+    size: NotRequired[int]
+    checkpoint: NotRequired[str]
+    changes: NotRequired[list[ChangeFacts]]
+    left_out: NotRequired[list[str]]
     source_box: NotRequired[str]
     source_path: NotRequired[str]
     target_box: NotRequired[str]

@@ -1,9 +1,9 @@
-"""The tool `box_operation`: copy a file between two boxes, or take a screenshot of a box with a screen."""
+"""The tool `box_operation`: copy a file between boxes, take a screenshot, checkpoint, roll back, compare, undo."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from msgspec import Meta
 
@@ -11,6 +11,7 @@ from hutch.api import Box
 from hutch.errors import Invalid, IsDirectory, Unsupported
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import FileKind
+from hutch.model.layers import Change, Rollback
 from hutch.policy.permissions import Access, Others
 from hutch.tools.agents import release_quietly
 from hutch.tools.arguments import missing_argument
@@ -20,20 +21,42 @@ from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
 from hutch.tools.scope import find_reachable, ownership_note
 
+MAX_CHANGES = 200
+MAX_DIFF_TEXT = 20_000
+
 
 class Operation(StrEnum):
     COPY_FILE = "copy_file"
     SCREENSHOT = "screenshot"
+    CHECKPOINT = "checkpoint"
+    ROLLBACK = "rollback"
+    DIFF = "diff"
+    UNDO = "undo"
 
 
 OPERATIONS: dict[str, str] = {
     Operation.COPY_FILE: "copy a file of any size between two boxes (source_box, source_path, target_box, target_path)",
     Operation.SCREENSHOT: "look at a box that has a screen (source_box)",
+    Operation.CHECKPOINT: "remember the files of the current box (checkpoint: a name)",
+    Operation.ROLLBACK: "give the current box the files of a checkpoint again (checkpoint)",
+    Operation.DIFF: "list what changed in the current box since a checkpoint (checkpoint)",
+    Operation.UNDO: "undo the last commands, in a box whose commands are steps (steps)",
 }
 
 
 class BoxOperationArguments(Arguments, frozen=True, kw_only=True):
     action: Operation
+    checkpoint: (
+        Annotated[
+            str,
+            Meta(
+                description="checkpoint: its name; rollback: which one; diff: since which one (default: the last).",
+                max_length=63,
+            ),
+        ]
+        | None
+    ) = None
+    steps: Annotated[int, Meta(description="undo: how many commands.", ge=1, le=100)] = 1
     source_box: Annotated[str, Meta(description="Id or name; default: the current box.", max_length=100)] | None = None
     source_path: (
         Annotated[str, Meta(description="copy_file: the file to copy.", min_length=1, max_length=MAX_PATH)] | None
@@ -66,10 +89,57 @@ class Screen(Protocol):
 )
 async def box_operation_tool(call: Call, given: BoxOperationArguments) -> ToolResult:
     """Copy a file from one box to another (of any size, nothing is left behind on the way), or take a screenshot of a
-    box that has a screen."""
+    box that has a screen. Remember the files of the current box as a checkpoint, go back to one, see what changed
+    since, or undo commands."""
     if given.action is Operation.SCREENSHOT:
         return await _screenshot(call)
-    return await _copy(call, given)
+    if given.action is Operation.COPY_FILE:
+        return await _copy(call, given)
+    await call.gate.check_tool()
+    box = await call.box()
+    if given.action is Operation.CHECKPOINT:
+        return await _checkpoint(box, given.checkpoint or "")
+    if given.action is Operation.DIFF:
+        return await _diff(box, given.checkpoint or "")
+    if given.action is Operation.UNDO:
+        return _back(box, await box.undo(given.steps), f"undid {given.steps} commands")
+    if given.checkpoint is None:
+        raise missing_argument(
+            "box_operation", "checkpoint", given.action, {"action": "rollback", "checkpoint": "before"}
+        )
+    return _back(box, await box.rollback(given.checkpoint), f"went back to {given.checkpoint}")
+
+
+async def _checkpoint(box: Box, name: str) -> ToolResult:
+    made = await box.checkpoint(name)
+    facts = {"box": box.id, "checkpoint": made.id, "left_out": list(made.left_out)}
+    return answer(f"checkpoint {made.name or made.id}{_without(made.left_out)}", facts)
+
+
+def _back(box: Box, done: Rollback, text: str) -> ToolResult:
+    facts = {"box": box.id, "checkpoint": done.checkpoint, "left_out": list(done.left_out)}
+    return answer(f"{text}{_without(done.left_out)}", facts)
+
+
+async def _diff(box: Box, start: str) -> ToolResult:
+    found = await box.diff(start, text=True)
+    shown = found.changes[:MAX_CHANGES]
+    facts = {
+        "box": box.id, "checkpoint": found.start, "changes": [_change(each) for each in shown],
+        "left_out": list(found.left_out),
+    }  # fmt: skip
+    lines = [each.text or f"{each.kind} {each.type} {each.path}\n" for each in shown]
+    more = f"and {len(found.changes) - len(shown)} more" if len(found.changes) > len(shown) else ""
+    return answer("".join(lines)[:MAX_DIFF_TEXT] + more or "nothing changed", facts)
+
+
+def _change(each: Change) -> dict[str, Any]:
+    size = each.size_before if each.size_after is None else each.size_after
+    return {"path": each.path, "kind": each.kind.value, "type": each.type, "size": size or 0}
+
+
+def _without(left_out: tuple[str, ...]) -> str:
+    return f"; not part of it: {', '.join(left_out)}" if left_out else ""
 
 
 async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:

@@ -79,10 +79,11 @@ def ending_line(result: Result) -> str:
         hint = f"; {verdict.remedy}" if verdict.remedy else ""
         return f"[exit code {result.exit_code}, {took}{hint}]"
     code = f", exit code {result.exit_code}" if result.exit_code is not None else ""
-    return f"[{verdict.cause} after {took}{code}: {_why(verdict)}. {_survived(verdict)}]"
+    return f"[{verdict.cause} after {took}{code}: {why_it_ended(verdict)}. {_survived(verdict)}]"
 
 
-def _why(verdict: Verdict) -> str:
+def why_it_ended(verdict: Verdict) -> str:
+    """Return the reason with the limit that was met, and what to try."""
     text = verdict.message or str(verdict.cause)
     if verdict.limit is not None and verdict.peak is not None and "peak" not in text:
         text += f" (limit {verdict.limit:g} {verdict.unit}, reached {verdict.peak:.4g})"

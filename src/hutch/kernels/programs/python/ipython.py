@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -31,7 +31,7 @@ class _ValueHook(DisplayHook):
         self._forms = format_dict
 
     def finish_displayhook(self) -> None:
-        if self._forms:
+        if self._forms and self.displays is not None:
             self.displays.send(self._forms, main=True)
 
 
@@ -41,7 +41,8 @@ class _Publisher(DisplayPublisher):
     displays: Any = AnyTrait()
 
     def publish(self, data: dict[str, Any], *_args: Any, **_options: Any) -> None:
-        self.displays.send(data)
+        if self.displays is not None:
+            self.displays.send(data)
 
     def clear_output(self, wait: bool = False) -> None:
         """Take back nothing: what was shown was sent already."""
@@ -66,12 +67,15 @@ class _Shell(InteractiveShell):
     display_pub_class = Type(_Publisher)
     system = InteractiveShell.system_raw  # Its children write to our pipes; the other way needs a terminal.
     failure: dict[str, str] | None = None
+    db: ClassVar[dict[str, Any]] = {}  # What magics remember; IPython's own is a file of a profile.
 
     def init_profile_dir(self, profile_dir: Any = None) -> None:
         """Write nothing to the user's home."""
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
-        self.failure = {"name": etype.__name__, "value": str(evalue), "traceback": "\n".join(stb)}
+        own = "Interrupts._handle"  # The handler of an interrupt is no part of the code that was interrupted.
+        lines = "\n".join(frame for frame in stb if own not in frame)
+        self.failure = {"name": etype.__name__, "value": str(evalue), "traceback": lines}
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Have no event loop of a user interface."""
@@ -80,7 +84,8 @@ class _Shell(InteractiveShell):
 class IPythonEvaluator:
     """Runs code in one IPython shell."""
 
-    def __init__(self, displays: Displays) -> None:
+    def __init__(self, displays: Displays | None) -> None:
+        """With None the evaluator is prepared ahead, and `bind` says later where its displays go."""
         warnings.filterwarnings("ignore", message="To exit: use")  # It explains a terminal that is not there.
         config = Config()
         config.InteractiveShell.colors = "NoColor"
@@ -89,9 +94,16 @@ class IPythonEvaluator:
         config.HistoryManager.hist_file = ":memory:"
         config.Completer.use_jedi = False
         shell: Any = _Shell.instance(config=config)
-        shell.displayhook.displays = shell.display_pub.displays = displays
         self._shell = shell
         self._add_formatters(shell)
+        self.bind(displays)
+
+    def bind(self, displays: Displays | None) -> None:
+        self._shell.displayhook.displays = self._shell.display_pub.displays = displays
+
+    def forget(self) -> None:
+        """Forget every run, so that the next one is the first."""
+        self._shell.reset(new_session=True)
 
     @property
     def namespace(self) -> dict[str, Any]:

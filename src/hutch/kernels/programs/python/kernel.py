@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
+import signal
 import sys
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from .channel import Capture, Channel
@@ -15,6 +19,10 @@ class Evaluator(Protocol):
 
     @property
     def namespace(self) -> dict[str, Any]: ...
+
+    def bind(self, displays: Displays | None) -> None: ...
+
+    def forget(self) -> None: ...
 
     def run(self, code: str) -> tuple[int, dict[str, str] | None]: ...
 
@@ -33,7 +41,7 @@ def main() -> None:
         raise
 
 
-def serve(source: int, target: int) -> None:
+def serve(source: int, target: int, prepared: Prepared | None = None) -> None:
     """Serve requests from `source`, and answer on `target`."""
     channel = Channel(source, target)
     channel.interrupts.install()
@@ -41,7 +49,9 @@ def serve(source: int, target: int) -> None:
     displays = Displays(channel, capture)
     install_figures(displays)
     os.environ["MPLBACKEND"] = "module://" + BACKEND
-    evaluator, notes = _evaluator(displays)
+    prepared = prepared or prepare()
+    evaluator, notes = prepared.evaluator, prepared.notes
+    evaluator.bind(displays)
     sys.path.insert(0, "")
     capture.start()
     version = "{}.{}.{}".format(*sys.version_info[:3])
@@ -53,7 +63,56 @@ def serve(source: int, target: int) -> None:
             os._exit(0)  # The code has forked and let the child come back here; only the parent may answer.
 
 
-def _evaluator(displays: Displays) -> tuple[Evaluator, list[str]]:
+class Prepared:
+    """An evaluator that is ready before anybody needs it; a process that is forked with it becomes a kernel at once."""
+
+    def __init__(self, evaluator: Evaluator, notes: list[str]) -> None:
+        self.evaluator = evaluator
+        self.notes = notes
+        self.own_path = ""
+        """Where the process that prepares it has its own modules, which are no business of a kernel."""
+
+    def warm_up(self) -> None:
+        """Run a value of each kind, so that the first real run finds everything imported."""
+        for code in ("1 + 1", "import pandas; pandas.DataFrame({'a': [1, 2]})", "1 / 0"):
+            self.evaluator.run(code)
+        self.evaluator.forget()
+
+    def become(self, env: Mapping[bytes, bytes], cwd: str) -> None:
+        """Become the kernel of a box, in a fork: with the box's environment and new random numbers."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environb.update(env)
+        os.chdir(cwd)
+        random.seed()
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()
+        ours = [name for name in sys.modules if name.startswith("hutch.") and not name.startswith("hutch.kernels")]
+        for name in ours:
+            del sys.modules[name]
+        version = "python{}.{}".format(*sys.version_info[:2])
+        packages = os.path.join(os.environ.get("HOME", "/"), ".local", "lib", version, "site-packages")
+        sys.path[:] = [path for path in sys.path if path not in ("", self.own_path)]
+        sys.path.append(packages)
+        sys.argv = [""]
+        gc.enable()
+        os.environ.setdefault("PIP_USER", "1")  # Its environment cannot be written to; the user's own directory can.
+        source, target = os.dup(0), os.dup(1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.close(null)
+        serve(source, target, self)
+        os._exit(0)
+
+
+def prepare() -> Prepared:
+    """Make the evaluator: IPython's, or a plain one where that is missing."""
+    return Prepared(*_evaluator(None))
+
+
+def _evaluator(displays: Displays | None) -> tuple[Evaluator, list[str]]:
     try:
         from .ipython import IPythonEvaluator
 

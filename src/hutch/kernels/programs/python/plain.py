@@ -23,15 +23,27 @@ _SHELL_LINE = re.compile(r"^(\s*)(?:([A-Za-z_]\w*)\s*=\s*)?([!%])(.*)$")
 class PlainEvaluator:
     """Runs code in one namespace, and shows the value of its last expression."""
 
-    def __init__(self, displays: Displays) -> None:
+    def __init__(self, displays: Displays | None) -> None:
+        """With None the evaluator is prepared ahead, and `bind` says later where its displays go."""
         self._displays = displays
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "display": self._display}
 
+    def bind(self, displays: Displays | None) -> None:
+        self._displays = displays
+
+    def forget(self) -> None:
+        """Forget every run, so that the next one is the first."""
+        self._count = 0
+
     def _display(self, *values: Any) -> None:
         for value in values:
-            self._displays.send(forms_of(value))
+            self._show(value)
+
+    def _show(self, value: Any, *, main: bool = False) -> None:
+        if self._displays is not None:
+            self._displays.send(forms_of(value), main=main)
 
     def run(self, code: str) -> tuple[int, dict[str, str] | None]:
         """Run one cell. Return its number and the error that ended it."""
@@ -48,7 +60,7 @@ class PlainEvaluator:
                 value = self._execute(self._compile(ast.Expression(last.value), name, "eval"))
                 if value is not None:
                     builtins._ = value  # type: ignore[attr-defined]
-                    self._displays.send(forms_of(value), main=True)
+                    self._show(value, main=True)
             elif last is not None:
                 self._execute(self._compile(ast.Expression(last.value), name, "eval"))
         except BaseException as error:  # Also SystemExit and KeyboardInterrupt: code ends, its kernel does not.
@@ -120,6 +132,7 @@ def _failure(error: BaseException) -> dict[str, str]:
     shown = [entry for entry in entries if entry.filename.startswith("<cell")] and entries
     while shown and not shown[0].filename.startswith("<cell"):
         shown = shown[1:]
+    shown = [entry for entry in shown if not entry.filename.startswith("<_hutch_kernel")]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)] if shown else []
     lines += traceback.format_exception_only(type(error), error)
     return {"name": type(error).__name__, "value": str(error), "traceback": "".join(lines).rstrip()}

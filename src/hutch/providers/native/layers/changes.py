@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from hutch.linux import kernel
 from hutch.providers.native.layers import trees
-from hutch.providers.native.layers.view import State, View, umount, upper
+from hutch.providers.native.layers.view import State, View, umount
+from hutch.providers.native.rootfs.root import upper_directory as upper
 
 MAX_CHANGES = 20_000
 MAX_DEPTH = 2000

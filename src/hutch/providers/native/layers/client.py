@@ -29,6 +29,8 @@ class NativeLayers(Layers):
     def __init__(self, box: "NativeInstance", ask: Ask) -> None:
         self._box = box
         self._ask = ask
+        self._sharing = asyncio.Lock()
+        """Held while mounts are shared: that changes a limit of the box's namespace for a moment."""
 
     async def freeze(self, keep: tuple[str, ...], *, kill: bool = False) -> Frozen:
         if kill:
@@ -65,11 +67,14 @@ class NativeLayers(Layers):
     ) -> tuple[str, ...]:
         theirs = cast("NativeInstance", fork).layers
         assert isinstance(theirs, NativeLayers)
-        count, trees = await theirs.share()
+        store = str(fork.record.data.get("store") or "")
+        # As root, a persistent box sees its store through ids of its own, which cannot be mapped once more.
+        from_host = bool(store) and not self._box.record.data.get("namespaces")
+        count, trees = (0, []) if from_host else await theirs.share()
         try:
             found = await self._long_answer(
-                "merge", trees[:count], trees=count, state=_layers(start), fork=_layers(fork_end),
-                fork_base=_layers(fork_start), keep=keep,
+                "merge", trees[:count], trees=count, stores=[store] if from_host else [], state=_layers(start),
+                fork=_layers(fork_end), fork_base=_layers(fork_start), keep=keep,
             )  # fmt: skip
         finally:
             close(trees)
@@ -81,6 +86,17 @@ class NativeLayers(Layers):
             )  # fmt: skip
         return tuple(found["merged"])
 
+    async def write_layer(self, state: str, path: str) -> None:
+        from hutch.providers.native.layers.archive import write_layer  # It loads archives, which few callers need.
+
+        count, trees = await self.share()
+        try:
+            await asyncio.to_thread(write_layer, trees[-count:], _layers(state), path)
+        except OSError as error:
+            raise EngineError(f"the files of the box cannot be read: {error}", op="image.from_box") from error
+        finally:
+            close(trees)
+
     async def drop(self, keep: tuple[str, ...]) -> None:
         await self._request("prune", keep=keep)
 
@@ -88,7 +104,8 @@ class NativeLayers(Layers):
 
     async def share(self) -> tuple[int, list[int]]:
         """Copies of the mounts that hold this box's layers: how many, and all descriptors, some of them twice."""
-        answer = await self._request("share")
+        async with self._sharing:
+            answer = await self._request("share")
         return int(answer["sources"]), answer.get("fds", [])
 
     async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 from hutch.guest.protocol import HEADER, HEADER_SIZE, MAX_CONTROL, REQUEST, decode, encode, frame
 from hutch.linux import kernel, processes
 from hutch.providers.native.layers import changes, merge, trees
-from hutch.providers.native.layers.view import State, View, foreign, umount, upper, write_file
+from hutch.providers.native.layers.view import State, View, foreign, umount, write_file
+from hutch.providers.native.rootfs.root import upper_directory as upper
 from hutch.providers.native.spawn import wire
 
 _GUEST_TIMEOUT = 20.0
@@ -58,6 +59,7 @@ class LayerEntry:
         self._namespaces: list[int] = []
         self._sent: list[int] = []
         self._unmapped: list[int] = []
+        self._opened: list[int] = []
         self._proc_self = -1
         self._parts: set[int] = set()
         self._unused: list[str] = []
@@ -100,7 +102,9 @@ class LayerEntry:
     def _ask_guests(self, *, stand_still: bool) -> None:
         """Ask every guest to stand still, PID 1 last, which also says what else runs in the box."""
         names = sorted(name for name in os.listdir(self._request.directory) if name.startswith("deputy"))
-        pids, busy, count = [], [], 0
+        pids: list[int] = []
+        busy: list[str] = []
+        count = 0
         for name in (*names, "guest"):
             self.step = f"ask the box's {name}"
             try:
@@ -110,11 +114,11 @@ class LayerEntry:
                     raise
                 continue  # a root guest that has ended
             self._guests.append(sock)
-            pids.append(_Answer(sock).fields["pid"])
             fields = {"op": "hold", "guests": pids, "wait": stand_still}
             if name == "guest" and not self._request.has_id_ranges:
                 fields["namespaces"] = True
             sock.sendall(frame(REQUEST, 1, encode(fields)))
+            pids.append(_Answer(sock).fields["pid"])  # the guest's HELLO comes first
             answer = _Answer(sock)
             if "code" in answer.fields:
                 raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), name)
@@ -147,11 +151,15 @@ class LayerEntry:
 
     def _map_ids(self) -> None:
         """Have the files of other boxes seem this box's own. Only root on the host may, before it enters."""
-        if not self._given("trees"):
+        stores = self.values("stores")
+        if not self._given("trees") and not stores:
             return
         userns = os.open(f"/proc/{self._request.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for tree in self._given("trees"):
+            for store in stores:
+                tree = kernel.open_tree(kernel.AT_FDCWD, store, kernel.OPEN_TREE_CLONE)
+                self._opened.append(tree)
+            for tree in self.trees():
                 try:
                     kernel.mount_setattr(
                         tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_IDMAP, userns=userns
@@ -172,6 +180,10 @@ class LayerEntry:
         own = os.stat(".").st_dev
         if any(os.fstat(tree).st_dev != own for tree in self._unmapped):
             raise OSError(errno.ENOSYS, "this kernel maps no ids of a tmpfs (Linux 6.3 does)")
+
+    def trees(self) -> list[int]:
+        """The mounts that hold another box's layers: from that box itself, or its store, which only root opens."""
+        return [*self._given("trees"), *self._opened]
 
     def _given(self, name: str) -> list[int]:
         """The descriptors of the request that are `namespaces`, `trees` (mounts of another box), `plain` (the same
@@ -214,7 +226,10 @@ class LayerEntry:
         return layer
 
     def checkpoint(self, view: View) -> dict[str, Any]:
-        """Freeze the present layer, and go on in a new one."""
+        """Freeze the present layer, and go on in a new one. If nothing was changed in it, it stays."""
+        if len(view.state) > 1 and not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts)):
+            self._keep(view, view.state)
+            return {"state": view.state[1:], "layer": view.layer}
         below = self._squashed(view, view.state)
         layer = self._switch(view, below)
         self._keep(view, [layer, *below])
@@ -300,13 +315,13 @@ class LayerEntry:
 
     def attach_fork(self) -> None:
         """Mount the bases that hold the fork's layers at `f0`, `f1`, ... for the time of a merge."""
-        for number, tree in enumerate(self._given("trees")):
+        for number, tree in enumerate(self.trees()):
             with suppress(FileExistsError):
                 os.mkdir(f"f{number}", 0o755)
             attach(tree, f"f{number}")
 
     def detach_fork(self) -> None:
-        for number, _ in enumerate(self._given("trees")):
+        for number, _ in enumerate(self.trees()):
             umount(f"f{number}")
             os.rmdir(f"f{number}")
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from hutch.guest.protocol import decode, encode
 from hutch.linux import kernel
+from hutch.providers.native.rootfs.root import upper_directory as upper
+from hutch.providers.native.rootfs.root import work_directory
 
 MERGED, NEXT, CURRENT = "m", "n", "current"
 """Names in the base: the merged view, the view that is being prepared, and the file that names the topmost layer."""
@@ -50,7 +52,8 @@ def mounts(proc_self: int) -> list[Mount]:
     """The mounts of this process's namespace in the order of their making. `proc_self` is the host's /proc/self."""
     fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_self)
     with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        return [_parse(line) for line in file]
+        # The masks of /proc come along with it, and are half of all mounts.
+        return [_parse(line) for line in file if " /m/proc/" not in line]
 
 
 def _parse(line: str) -> Mount:
@@ -72,20 +75,6 @@ def _unescape(text: str) -> str:
         parts += [raw[:at], bytes([int(raw[at + 1 : at + 4], 8)])]
         raw = raw[at + 4 :]
     return os.fsdecode(b"".join([*parts, raw]))
-
-
-def upper(layer: str, part: int = 0) -> str:
-    """The directory of a layer in one of the box's overlays: part 0 is the root, the others are `u1`, `u2`, ..."""
-    above, slash, name = layer.rpartition("/")
-    if part:
-        name = f"u{part}" if name == "0" else f"u{part}.{name}"
-    return f"{above}{slash}{name}"
-
-
-def _work(layer: str, part: int = 0) -> str:
-    if layer == "0":
-        return f"w{part}" if part else "w"
-    return f"x{layer}.{part}" if part else f"x{layer}"
 
 
 def foreign(layer: str, kind: str) -> str:
@@ -189,7 +178,7 @@ class View:
             umount(NEXT)
 
     def _mount_overlay(self, layer: str, below: State, part: int, place: str, lowest: State) -> None:
-        directory, work = upper(layer, part), _work(layer, part)
+        directory, work = upper(layer, part), work_directory(layer, part)
         for name in (directory, work, *(() if part else (place,))):
             with suppress(FileExistsError):
                 os.mkdir(name, 0o755)

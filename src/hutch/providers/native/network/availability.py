@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hutch.providers.native.network import firewall
+from hutch.providers.native.network.nft_chains import closed_forward_chain
 
 ROUTED = "veth+nftables"
 CARRIED = "pasta"
@@ -61,7 +62,10 @@ def _routing_obstacle() -> str:
     with open(_FORWARDING, encoding="ascii") as file:
         if file.read().strip() != "1":
             return "this machine does not forward packets (net.ipv4.ip_forward is 0)"
-    chain = firewall.closed_forward_chain()
+    try:
+        chain = closed_forward_chain()
+    except OSError as error:
+        return f"the chains of nf_tables cannot be read ({error})"
     return f"the chain «{chain}» drops forwarded packets" if chain else ""
 
 

@@ -170,16 +170,6 @@ def tags() -> set[str]:
     return {name.removeprefix("hutch_") for name in names if re.fullmatch(r"hutch_[0-9a-f]{6}", name)}
 
 
-def closed_forward_chain() -> str | None:
-    """The name of a foreign chain whose policy drops forwarded packets, as Docker's does; None if there is none."""
-    listing = json.loads(_nft(["-j", "list", "chains"], ""))
-    for entry in listing.get("nftables", []):
-        chain = entry.get("chain", {})
-        if chain.get("hook") == "forward" and chain.get("policy") == "drop":
-            return f"{chain.get('family')} {chain.get('table')} {chain.get('name')}"
-    return None
-
-
 def _keep_net_admin() -> None:
     """Keep CAP_NET_ADMIN over execve(2), which drops all but ambient capabilities of an ordinary user."""
     mask = 1 << _CAP_NET_ADMIN

@@ -4,6 +4,7 @@ Standard library only.
 """
 
 from os import O_WRONLY
+from os.path import isdir
 
 from hutch.linux.identity import USER
 from hutch.linux.kernel import (
@@ -27,6 +28,8 @@ from hutch.providers.native.rootfs.root import (
     check_no_link,
     ensure_directory,
     ensure_place,
+    upper_directory,
+    work_directory,
 )
 from hutch.providers.native.spawn.kernel_limits import MAX_TERMINALS, Sysctl
 from hutch.providers.native.spawn.program import ProgramWriter
@@ -78,17 +81,16 @@ class RootBuilder:
             self._directory(name)
             self._attach(name)
         # userxattr, because trusted attributes need privilege over the host (kernel 5.11).
-        layers = f"lowerdir={':'.join(names)},upperdir=0,workdir=w,userxattr"
-        self._writer.mount("overlay", "m", "overlay", _QUIET, layers)
+        self._mount_overlay("m", 0, names)
         if template.store:
             for name in self._mount_points():
                 writer.invoke(check_no_link, name)
         for number, (_, name) in enumerate(template.overlays, 1):
-            for part in "ouw":
-                self._directory(f"{part}{number}")
+            self._directory(f"o{number}")
+            for directory in (upper_directory, work_directory):
+                self._directory(directory(template.layers[0], number))
             self._attach(f"o{number}")
-            layers = f"lowerdir=o{number},upperdir=u{number},workdir=w{number},userxattr"
-            self._writer.mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
+            self._mount_overlay(f"m/{name}", number, [f"o{number}"])
         for _, name in template.binds:
             self._attach(f"m/{name}")
         self._add_devices()
@@ -106,11 +108,24 @@ class RootBuilder:
         writer.chdir("/")
         writer.mount(None, "/", None, MS_REC | MS_PRIVATE, None)
 
+    def _mount_overlay(self, place: str, part: int, lowest: list[str]) -> None:
+        top, *below = self._template.layers
+        directories = [upper_directory(layer, part) for layer in below]
+        if part:
+            directories = [name for name in directories if isdir(f"{self._template.store}/{name}")]
+        layers = f"lowerdir={':'.join([*directories, *lowest])},upperdir={upper_directory(top, part)}"
+        name = "overlay" if top == "0" else f"layer{top}.{part}" if part else f"layer{top}"
+        self._writer.mount(name, place, "overlay", _QUIET, f"{layers},workdir={work_directory(top, part)},userxattr")
+
     def _make_store(self) -> None:
         writer, template = self._writer, self._template
         writer.call("umask", 0, answer=UMASK)
-        for name in ("0", "w", "m"):
+        top = template.layers[0]
+        for name in (upper_directory(top), work_directory(top), "m"):
             self._directory(name)
+        if len(template.layers) > 1:
+            writer.call("umask", UMASK)
+            return  # the lowest layer has the box's writable directories
         places = self._writable_directories()
         if not template.own_workspace:
             places.append((WORKSPACE, 0o755, False))  # the mount point of the host's directory

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ROOTS, _SKELETONS = "images", "skeletons"
 """Directories below the cache: unpacked archives, and skeletons."""
+ENVIRONMENT = os.path.join("kernels", "environment")
+"""A link below the state directory, to the environment whose interpreters are forked into boxes."""
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -35,6 +37,8 @@ class Image(NamedTuple):
     """Device and inode of the lowest directory, if it belongs to the caller."""
     changeable: tuple[tuple[str, str], ...] = ()
     """Directories, as `binds` names them, that only a box with a writable root needs."""
+    environment: str = ""
+    """The directory of prepared interpreters, which boxes see at the same path; "" if there is none."""
 
 
 class Images:
@@ -44,6 +48,7 @@ class Images:
         self._cache = cache
         self._home = home or os.path.join(cache, "store")
         self._settings = settings or ImageSettings()
+        self._environment_link = os.path.join(os.path.dirname(cache), ENVIRONMENT)
         self._known: dict[str, Image] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, tuple[Image, ImageDefaults]] = {}
@@ -55,6 +60,8 @@ class Images:
             reference = f"{reference.partition(':')[0]}:{place.real}"
             _check_same(reference, place)
         known = self._known.get(reference)
+        if known is not None and known.is_machine and known.environment != self._environment():
+            known = None  # it was prepared since
         if known is not None and (place is None or known.pin in (None, (place.dev, place.ino))):
             return known
         self._known.pop(reference, None)  # the directory was replaced since
@@ -160,8 +167,19 @@ class Images:
             raise NotFound(f"image {reference!r} cannot be used: {error}", op="create") from error
         raise Invalid(f"image {reference!r} is none of host, dir:PATH, tar:PATH, oci:REF", op="create")
 
+    def _environment(self) -> str:
+        """The prepared environment of this machine's kernels, whose directory the link names."""
+        try:
+            found = os.readlink(self._environment_link)
+        except OSError:
+            return ""
+        return found if os.path.isdir(found) and not found.startswith("/usr/") else ""
+
     def _host_image(self) -> Image:
         content = skeleton.of_machine()
+        environment = self._environment()
+        parts = environment.strip("/").split("/") if environment else []
+        content.directories += ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         binds = [("/usr", "usr")]
         for name in _USR_LINKS:
             if os.path.islink(f"/{name}"):
@@ -170,7 +188,7 @@ class Images:
                 content.directories.append(name)
                 binds.append((f"/{name}", name))
         packages = ((f"/{skeleton.PACKAGES}", skeleton.PACKAGES),) if skeleton.PACKAGES in content.directories else ()
-        return Image((self._skeleton(content),), tuple(binds), is_machine=True, changeable=packages)
+        return Image((self._skeleton(content),), tuple(binds), True, changeable=packages, environment=environment)
 
     def _directory(self, path: str, place: CheckedMount | None) -> Image:
         real = os.path.realpath(path)

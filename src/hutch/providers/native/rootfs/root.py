@@ -97,16 +97,35 @@ class BoxTemplate(NamedTuple):
     """Like `binds`, but in the box's own workspace, for its skills."""
     allowed: tuple[str, ...] = ()
     """Private ranges that the box may reach, if it has a network."""
+    layers: tuple[str, ...] = ("0",)
+    """The layers of a persistent box's store, topmost first (`layers.view`)."""
 
     @staticmethod
     def parse(values: list[Any]) -> "BoxTemplate":
         """Parse values from JSON, which has no tuples, in the order of the fields."""
-        lowers, binds, overlays, read_only, own_workspace, network, pin, store, workspace_binds, allowed = values
+        lowers, binds, overlays, read_only, own_workspace, network, pin, store, workspace_binds, allowed, layers = (
+            values
+        )
         pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays, workspace_binds)]
         return BoxTemplate(
             tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store,
-            pairs[2], tuple(allowed),
+            pairs[2], tuple(allowed), tuple(layers),
         )  # fmt: skip
+
+
+def upper_directory(layer: str, part: int = 0) -> str:
+    """The directory of a layer in one of the box's overlays: part 0 is the root, the others are `u1`, `u2`, ..."""
+    above, slash, name = layer.rpartition("/")
+    if part:
+        name = f"u{part}" if name == "0" else f"u{part}.{name}"
+    return f"{above}{slash}{name}"
+
+
+def work_directory(layer: str, part: int = 0) -> str:
+    """Overlay's work directory while the layer is the topmost."""
+    if layer == "0":
+        return f"w{part}" if part else "w"
+    return f"x{layer}.{part}" if part else f"x{layer}"
 
 
 class HostMount(NamedTuple):

@@ -78,9 +78,13 @@ class Watchdog(ABC, Generic[_B]):
             self.forget(box_id)
 
     def include(self, box_id: str, pid: int) -> None:
-        """Also watch a process that entered the box from outside, so that the guest is not its parent."""
+        """Also watch a process that entered the box from outside, so that the guest is not its parent.
+
+        Unknown ids are ignored.
+        """
         with self._lock:
-            self._boxes[box_id].processes.include(pid)
+            if box := self._boxes.get(box_id):
+                box.processes.include(pid)
         self.note_activity(box_id)
 
     def limit(self, box_id: str, limit_bytes: int) -> None:

@@ -183,6 +183,11 @@ class Watchdogs:
         except TimeoutError:
             log("native").warning("the disk is not counted in time", box=box_id, seconds=_COUNT_TIMEOUT)
 
+    def include(self, box_id: str, pid: int) -> None:
+        """Also watch a process that entered the box from outside, with its descendants."""
+        for watchdog in (self._memory, self._disk, self._cpu):
+            watchdog.include(box_id, pid)
+
     def note_activity(self, box_id: str) -> None:
         """Check the box soon, because a command starts in it."""
         if box_id in self._boxes:

@@ -1,0 +1,285 @@
+"""Every page and action in a real browser on a real server, as admin, user and observer."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.dashboard.browsing import WAIT_MS, Visitor
+from tests.dashboard.sample import Sample, asking
+from tests.server.serving import until
+
+PAGES = ("/", "/boxes", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")
+TABS = ("", "/jobs", "/files", "/changes", "/ports", "/notebook", "/events", "/receipts")
+
+expect.set_options(timeout=WAIT_MS)
+
+
+def _button(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def _confirm(page: Page, name: str) -> None:
+    page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
+    page.get_by_role("dialog").wait_for(state="detached")
+
+
+@pytest.mark.parametrize("role", ["admin", "user", "observer"])
+def test_every_page_opens(visitor: Visitor, sample: Sample, role: str) -> None:
+    """Each role sees each page, and keys are for admins only (P15)."""
+    page = visitor.sign_in(getattr(sample, role))
+    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in TABS)):
+        visitor.go(path)
+        page.locator("main h1").first.wait_for()
+        expect(page.locator(".loading")).to_have_count(0)
+        assert page.get_by_text("Something went wrong").count() == 0, path
+    visitor.go("/keys")
+    refused = page.get_by_text("Only administrators see keys.")
+    expect(refused).to_have_count(0 if role == "admin" else 1)
+    assert page.get_by_role("navigation", name="Pages").get_by_role("link", name="Keys").count() == (role == "admin")
+
+
+def test_the_status_card(visitor: Visitor, sample: Sample) -> None:
+    """Connected, engine, number of boxes; the box that ends soon counts down, amber under a minute (B41)."""
+    short = sample.server.tcp(sample.user).good("POST", "/v1/boxes", {"name": "short", "memory_mb": 64, "ttl_sec": 50})
+    page = visitor.sign_in(sample.user)
+    card = page.locator(".status-card")
+    expect(card).to_contain_text("yes, live")
+    expect(card).to_contain_text("native")
+    ending = page.locator("li", has_text="short").locator(".countdown.soon").first
+    first = ending.inner_text()
+    expect(ending).not_to_have_text(first)
+    sample.server.tcp(sample.user).call("DELETE", f"/v1/boxes/{short['id']}?force=true")
+    expect(page.get_by_role("link", name="short", exact=True)).to_have_count(0)
+
+
+def test_the_life_of_a_box(visitor: Visitor, sample: Sample) -> None:
+    """A box made here shows what policy makes of it, then `creating`, and is paused, resumed, renamed and destroyed,
+    each action guarded by its state (P5, P15)."""
+    page = visitor.sign_in(sample.user, "/boxes")
+    _button(page, "New box")
+    page.get_by_label("Name").fill("made-here")
+    page.get_by_label("Memory (MB)").fill("96")
+    expect(page.get_by_text("What policy makes of it")).to_be_visible()
+    expect(page.locator(".plan")).to_contain_text("96 MB")
+    _button(page, "Create")
+    page.wait_for_url(re.compile(r"/boxes/[a-z0-9]{20}$"))
+    expect(page.locator(".bar .state")).to_have_text("running")
+    _button(page, "Pause")
+    expect(page.locator(".bar .state")).to_have_text("paused")
+    assert page.get_by_role("button", name="Pause", exact=True).count() == 0
+    _button(page, "Resume")
+    expect(page.locator(".bar .state")).to_have_text("running")
+    _button(page, "Change…")
+    page.get_by_role("dialog").get_by_label("Name").fill("renamed")
+    page.get_by_role("dialog").get_by_label("Idle timeout (s)").fill("700")
+    _confirm(page, "Save")
+    expect(page.get_by_role("heading", name="renamed")).to_be_visible()
+    expect(page.get_by_text("11 min 40 s").first).to_be_visible()
+    _button(page, "Make default")
+    expect(page.get_by_text("It is the default box now")).to_be_visible()
+    _button(page, "Renew")
+    _button(page, "Release")
+    expect(page.locator(".facts")).to_contain_text(["nobody"])
+    _button(page, "Destroy…")
+    _confirm(page, "Destroy")
+    expect(page.get_by_text("This box is gone.")).to_be_visible()
+    expect(page.locator(".bar .state")).to_have_text("gone")
+
+
+def test_a_held_box_is_taken_over(visitor: Visitor, sample: Sample) -> None:
+    """A box that an agent holds cannot be changed until it is taken over, which asks first (P15)."""
+    agent = sample.server.tcp(sample.user, hutch_session="agent-9")
+    box = agent.good("POST", "/v1/boxes", {"name": "held", "memory_mb": 64})["id"]
+    page = visitor.sign_in(sample.user, f"/boxes/{box}")
+    pause = page.get_by_role("button", name="Pause", exact=True)
+    expect(pause).to_be_disabled()
+    assert "agent-9" in (pause.get_attribute("title") or "")
+    _button(page, "Take over")
+    _confirm(page, "Take over")
+    expect(pause).to_be_enabled()
+    assert agent.call("POST", f"/v1/boxes/{box}/exec", {"command": "true"}).status == 409
+    sample.server.unix(hutch_admin="yes").good("DELETE", f"/v1/boxes/{box}?force=true")
+
+
+def test_observers_change_nothing(visitor: Visitor, sample: Sample) -> None:
+    """An observer's page offers no change, and looking at everything extends no clock and takes no lease (P8)."""
+    admin = sample.server.unix(hutch_admin="yes")
+    before = admin.good("GET", f"/v1/boxes/{sample.box}")
+    page = visitor.sign_in(sample.observer, f"/boxes/{sample.box}")
+    for name in ("Pause", "Change…", "Destroy…"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_disabled()
+    for tab in TABS:
+        visitor.go(f"/boxes/{sample.box}{tab}")
+        page.locator("main h1").first.wait_for()
+        expect(page.locator(".loading")).to_have_count(0)
+    visitor.go(f"/boxes/{sample.box}/terminal")
+    expect(page.get_by_text("Observers have no terminal.")).to_be_visible()
+    after = admin.good("GET", f"/v1/boxes/{sample.box}")
+    assert (after["lease"], after["epoch"]) == (before["lease"], before["epoch"])
+    assert abs(after["used_at"] - before["used_at"]) < 1
+
+
+def test_the_terminal(visitor: Visitor, sample: Sample) -> None:
+    """What is typed runs in the box, its output comes back, and its end is said."""
+    page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/terminal")
+    page.locator("[data-phase=open]").wait_for()
+    page.locator(".screen textarea").focus()
+    page.keyboard.type("echo $((6 * 7))-here\n")
+    expect(page.locator(".screen")).to_contain_text("42-here")
+    page.keyboard.type("exit 3\n")
+    expect(page.get_by_text("ended with exit code 3")).to_be_visible()
+    _button(page, "Open another")
+    page.locator("[data-phase=open]").wait_for()
+    visitor.go(f"/boxes/{sample.box}")
+    release = page.get_by_role("button", name="Release", exact=True)
+    release.click()
+    release.wait_for(state="detached")
+
+
+def test_an_admins_shell_is_explicit_and_a_receipt(visitor: Visitor, sample: Sample) -> None:
+    """An admin opens a shell in another owner's box only after saying so, and its receipt names the admin (P8)."""
+    admin = sample.server.unix(hutch_admin="yes")
+    box = next(each for each in admin.good("GET", "/v1/boxes")["boxes"] if each["owner"] == "acme")
+    page = visitor.sign_in(sample.admin, f"/boxes/{box['id']}/terminal")
+    expect(page.get_by_text("This box belongs to acme.")).to_be_visible()
+    assert page.locator("[data-phase]").count() == 0
+    _button(page, "Open an administrator's shell")
+    page.locator("[data-phase=open]").wait_for()
+
+    def seen() -> list[dict[str, object]]:
+        found = admin.good("GET", f"/v1/receipts?box={box['id']}")["receipts"]
+        return [each for each in found if each["op"] == "job.start" and each["who"].get("admin")]
+
+    assert until(seen)
+    assert admin.good("GET", f"/v1/boxes/{box['id']}")["lease"]["holder"] == box["lease"]["holder"]
+
+
+def test_files(visitor: Visitor, sample: Sample, tmp_path: Path) -> None:
+    """Browse, see with colours, edit, upload, make a directory, remove; binary bytes are shown as such."""
+    page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/files")
+    page.get_by_role("button", name=re.compile("count.py")).first.click()
+    expect(page.locator(".code-word").first).to_be_visible()
+    _button(page, "Edit")
+    page.locator("textarea.editor").fill("print('edited')\n")
+    _button(page, "Save")
+    expect(page.locator("pre.code")).to_contain_text("edited")
+    (tmp_path / "sent.bin").write_bytes(bytes(range(256)) * 8)
+    page.locator("input[type=file]").set_input_files(tmp_path / "sent.bin")
+    page.get_by_role("button", name=re.compile("^sent.bin")).click()
+    expect(page.get_by_text("This is not text.")).to_be_visible()
+    expect(page.get_by_role("button", name="Edit", exact=True)).to_be_disabled()
+    with page.expect_download() as download:
+        _button(page, "Download")
+    assert Path(download.value.path()).read_bytes() == bytes(range(256)) * 8
+    _button(page, "New directory")
+    page.get_by_role("dialog").get_by_label("Name").fill("made")
+    _confirm(page, "Create")
+    expect(page.get_by_role("button", name=re.compile("made")).first).to_be_visible()
+    page.get_by_role("button", name="Remove sent.bin").click()
+    _confirm(page, "Remove")
+    expect(page.get_by_role("button", name=re.compile("^sent.bin"))).to_have_count(0)
+
+
+def test_jobs_and_notebook(visitor: Visitor, sample: Sample) -> None:
+    """A command's output is followed live, a job is killed; a cell prints, and its error is shown."""
+    page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/jobs")
+    page.get_by_label("Command").fill("echo begun; sleep 1; echo later; sleep 300")
+    _button(page, "Run")
+    expect(page.locator("pre.output")).to_contain_text("later")
+    _button(page, "Kill")
+    expect(page.locator(".job")).to_contain_text("exited")
+    visitor.go(f"/boxes/{sample.box}/notebook")
+    page.get_by_label("Code").fill("x = 20\nprint('cell', x + 1)")
+    page.get_by_role("button", name=re.compile("^Run")).click()
+    expect(page.get_by_text("cell 21", exact=False).last).to_be_visible()
+    page.get_by_label("Code").fill("1 / 0")
+    page.get_by_role("button", name=re.compile("^Run")).click()
+    expect(page.locator(".failed")).to_contain_text("ZeroDivisionError")
+
+
+def test_checkpoints_and_ports(visitor: Visitor, sample: Sample) -> None:
+    """A checkpoint is made, changes since it are shown, and the box goes back; a port shows in a preview."""
+    client = sample.server.tcp(sample.user, hutch_session="dashboard-" + sample.user.split("_")[1])
+    box = client.good("POST", "/v1/boxes", {"name": "layers", "memory_mb": 128})["id"]
+    page = visitor.sign_in(sample.user, f"/boxes/{box}/changes")
+    _button(page, "Make a checkpoint")
+    page.get_by_role("dialog").get_by_label("Name").fill("before")
+    _confirm(page, "Create")
+    client.good("PUT", f"/v1/boxes/{box}/files/content?path=index.html", b"<h1>served from the box</h1>")
+    _button(page, "Changes since")
+    expect(page.locator(".change")).to_contain_text(["index.html"])
+    client.good("POST", f"/v1/boxes/{box}/jobs", {"command": "exec python3 -m http.server 8123"})
+    until(lambda: client.good("GET", f"/v1/boxes/{box}/ports")["ports"])
+    visitor.go(f"/boxes/{box}/ports")
+    _button(page, "Preview")
+    expect(page.frame_locator("iframe.preview").get_by_text("served from the box")).to_be_visible()
+    _button(page, "End the preview")
+    expect(page.locator("iframe.preview")).to_have_count(0)
+    visitor.go(f"/boxes/{box}/changes")
+    _button(page, "Roll back…")
+    page.get_by_label("End its running processes first").check()
+    _confirm(page, "Roll back")
+    assert client.call("GET", f"/v1/boxes/{box}/files/exists?path=index.html").json() == {"exists": False}
+    client.good("DELETE", f"/v1/boxes/{box}?force=true")
+
+
+def test_approvals(visitor: Visitor, sample: Sample) -> None:
+    """A question appears at once, the title counts it, and the answer reaches the agent."""
+    page = visitor.sign_in(sample.user, "/approvals")
+    client = sample.server.tcp(sample.user)
+    with asking(client, "", agent="deployer", what="rm -r build"):
+        expect(page.get_by_text("rm -r build").first).to_be_visible()
+        assert re.match(r"\(\d+\) ", page.title())
+        question = page.locator(".question", has_text="rm -r build")
+        question.get_by_role("button", name="Deny").click()
+        expect(question).to_have_count(0)
+
+
+def test_receipts_are_verified(visitor: Visitor, sample: Sample) -> None:
+    page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/receipts")
+    _button(page, "Verify the chain")
+    expect(page.get_by_text("none was changed, removed or added")).to_be_visible()
+    visitor.go("/audit")
+    _button(page, "Verify all chains")
+    expect(page.get_by_text("no receipt was changed, removed or added")).to_be_visible()
+
+
+def test_keys(visitor: Visitor, sample: Sample) -> None:
+    """A key is made with fewer rights, shown once, and revoked (P15)."""
+    page = visitor.sign_in(sample.admin, "/keys")
+    _button(page, "New key")
+    page.get_by_role("dialog").get_by_label("Name").fill("bot")
+    page.get_by_role("dialog").get_by_label("destroy").uncheck()
+    page.get_by_role("dialog").get_by_role("button", name="Create").click()
+    shown = page.locator(".secret .copy").inner_text()
+    client = sample.server.tcp(shown)
+    assert client.good("GET", "/v1/dashboard/session")["actions"] == ["create", "set_retention", "takeover"]
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.locator("tr", has_text="bot").get_by_role("button", name="Revoke").click()
+    _confirm(page, "Revoke")
+    assert client.call("GET", "/v1/boxes").status == 401
+
+
+def test_skills_and_mcp_servers(visitor: Visitor, sample: Sample) -> None:
+    """A skill's versions are listed and rolled back; an MCP server starts in its box, and a tool is tried."""
+    page = visitor.sign_in(sample.user, "/skills/greeting")
+    page.get_by_role("button", name="Roll back to this").first.click()
+    expect(page.get_by_text("Rolled back", exact=True)).to_be_visible()
+    visitor.go("/mcp-servers/clock")
+    _button(page, "Start")
+    page.get_by_label("Tool").wait_for()
+    page.get_by_label("Tool").select_option("echo")
+    page.get_by_label("Arguments (JSON)").fill('{"text": "tried-here"}')
+    _button(page, "Call the tool")
+    expect(page.locator("pre.output").first).to_contain_text("tried-here")
+    _button(page, "Stop")
+    expect(page.locator(".panel .state").first).to_contain_text("stopped")
+
+
+def test_tools_by_origin(visitor: Visitor, sample: Sample) -> None:
+    """Tools are listed by where they come from (P13)."""
+    page = visitor.sign_in(sample.user, "/tools")
+    expect(page.locator("section", has_text="Built in").get_by_text("exec", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Of MCP servers")).to_be_visible()

@@ -1,0 +1,165 @@
+"""Kernels that are forked from a prepared interpreter: ready with pandas, and otherwise processes of their box."""
+
+import asyncio
+import base64
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from hutch import Hutch
+from hutch.errors import Invalid
+from hutch.kernels import environment
+from hutch.kernels.environment import Environment
+from hutch.model.code import CHART_MIME, TABLE_MIME
+from hutch.model.results import Cause
+from tests.server.serving import serving
+
+pytestmark = pytest.mark.usefixtures("prepared")
+
+DISPLAYS = {
+    "text/plain": "21 * 2",
+    "text/html": "from IPython.display import HTML; HTML('<b>bold</b>')",
+    "text/markdown": "from IPython.display import Markdown; Markdown('# head')",
+    "text/latex": "from IPython.display import Latex; Latex('$x$')",
+    "image/svg+xml": "from IPython.display import SVG; SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')",
+    "application/json": "from IPython.display import JSON; JSON({'a': [1, 2]})",
+    "application/javascript": "from IPython.display import Javascript; Javascript('1')",
+    "application/pdf": "class Paper:\n  def _repr_pdf_(self): return b'%PDF-1.4'\nPaper()",
+    "image/png": "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2, 3])",
+    "image/jpeg": "from IPython.display import Image; Image(data=b'\\xff\\xd8\\xff\\xe0', format='jpeg')",
+    TABLE_MIME: "import pandas as pd; pd.DataFrame({'a': [1, 2], 'b': ['x', None]})",
+    CHART_MIME: "import matplotlib.pyplot as plt\n_ = plt.bar(['p', 'q'], [3, 4]); _ = plt.title('bars')",
+}
+FOUND = {
+    "text/plain": "42",
+    "text/html": "<b>bold</b>",
+    "text/markdown": "# head",
+    "text/latex": "$x$",
+    "application/json": '{"a": [1, 2]}',
+    "application/pdf": base64.b64encode(b"%PDF-1.4").decode(),
+    TABLE_MIME: '{"columns": {"a": [1, 2], "b": ["x", null]}, "rows": 2}',
+}
+
+
+async def test_every_kind_of_display_arrives() -> None:
+    """Text, HTML, Markdown, LaTeX, SVG, PNG, JPEG, PDF, JSON, tables and charts (S5)."""
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        for mime, code in DISPLAYS.items():
+            result = await box.python(code)
+            assert result.ok, (mime, result.error)
+            forms = [display.data[mime] for display in result.displays if mime in display.data]
+            assert len(forms) == 1, (mime, result.displays)
+            assert mime not in FOUND or forms[0] == FOUND[mime], mime
+        png = next(d for d in (await box.python(DISPLAYS["image/png"])).displays if "image/png" in d.data)
+        assert png.binary("image/png").startswith(b"\x89PNG")
+        chart = next(d for d in (await box.python(DISPLAYS[CHART_MIME])).displays if CHART_MIME in d.data)
+        assert '"bars"' in chart.data[CHART_MIME] and '"label": "p", "value": 3.0' in chart.data[CHART_MIME]
+        assert (await box.kernels.all())[0].warm
+
+
+async def test_magics_commands_and_tracebacks_are_those_of_ipython() -> None:
+    """Line and cell magics, shell commands, top-level await and tracebacks without our own frames (S5)."""
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        assert "per loop" in (await box.python("%timeit -n1 -r1 1 + 1")).stdout
+        assert (await box.python("%%bash\necho from bash")).stdout == "from bash\n"
+        assert (await box.python("%cd /tmp")).ok and (await box.python("%pwd")).text == "'/tmp'"
+        assert (await box.python("names = !echo one; echo two\nlist(names)")).text == "['one', 'two']"
+        assert (await box.python("!echo out; echo err >&2")).stderr == "err\n"
+        assert (await box.python("import asyncio\nawait asyncio.sleep(0, 'slept')")).text == "'slept'"
+        assert (await box.python("%matplotlib inline")).ok
+        failed = await box.python("def inner():\n    return 1 / 0\ninner()")
+        assert failed.error is not None and "Cell In[" in failed.error.traceback
+        assert "----> 2     return 1 / 0" in failed.error.traceback and "hutch" not in failed.error.traceback
+        wrong = await box.python("def broken(:")
+        assert wrong.error is not None and wrong.error.name == "SyntaxError" and "^" in wrong.error.traceback
+        ended = await box.python("import sys; sys.exit(4)")
+        assert ended.error is not None and (ended.error.name, ended.error.value) == ("SystemExit", "4")
+        stopped = await box.python("while True: pass", timeout=1)
+        assert stopped.error is not None and "Interrupts" not in stopped.error.traceback
+        assert stopped.verdict.cause is Cause.TIMEOUT
+        broken = await box.python("import matplotlib.figure as f, matplotlib.pyplot as p\n"
+                                  "f.Figure.savefig = None\n_ = p.plot([1])")  # fmt: skip
+        assert broken.error is not None and broken.verdict.cause is Cause.EXIT
+        assert (await box.python("1 + 1")).text == "2"
+
+
+async def test_forks_share_no_randomness() -> None:
+    """Random numbers, keys, identifiers and temporary names differ between kernels of one template."""
+    code = (
+        "import random, secrets, uuid, tempfile, numpy\n"
+        "print(random.random(), numpy.random.rand(), numpy.random.default_rng().random(), secrets.token_hex(8),"
+        " uuid.uuid4(), tempfile.mktemp())"
+    )
+    async with Hutch() as hutch:
+        said = []
+        for _ in range(3):
+            async with hutch.box(memory_mb=512) as box:
+                second = await box.kernels.start("python")
+                said += [
+                    (await box.python(code)).stdout.split(),
+                    (await box.python(code, kernel=second.id)).stdout.split(),
+                ]
+        assert all(len(words) == 6 for words in said)
+        for number in range(6):
+            assert len({words[number] for words in said}) == 6, number
+
+
+async def test_a_warm_kernel_has_the_limits_and_environment_of_its_box(prepared: Environment) -> None:
+    """It is a process of the box like any other: its user, limits, filter and variables."""
+    async with Hutch() as hutch, hutch.box(memory_mb=256, env={"MINE": "this box's"}) as box:
+        told = await box.python("import os, sys\nprint(os.getuid(), os.environ['MINE'], os.getcwd(), sys.executable)")
+        assert told.stdout == f"1000 this box's /workspace {prepared.python}\n", told
+        status = (await box.python("print(open('/proc/self/status').read())")).stdout
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
+        assert fields["NoNewPrivs"] == "1" and fields["Seccomp"] == "2"
+        lazy = await box.python("import sqlite3, numpy.fft, multiprocessing\nsqlite3.connect(':memory:') is not None")
+        assert lazy.text == "True", lazy.error
+        asked = await box.python("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(6 * 7)'])")
+        assert asked.stdout == "42\n"
+        hoard = await box.python("hoard = []\nwhile True: hoard.append(b'x' * (1 << 20))", timeout=60)
+        assert hoard.verdict.cause is Cause.OOM or (hoard.error is not None and hoard.error.name == "MemoryError")
+        assert (await box.python("2 + 2")).text == "4"
+        assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+@pytest.mark.parametrize("language", ["python", "bash"])
+def test_a_kernel_survives_its_keeper(language: str) -> None:
+    """A server that takes the box over after `kill -9` finds its kernels with their state (lesson 2)."""
+    keep, ask = {"python": ("kept = 'state'", "print(kept)"), "bash": ("kept=state", "echo $kept")}[language]
+    with serving() as server:
+        environment.prepare(server.state, python=sys.executable)
+        client = server.unix()
+        box = f"/v1/boxes/{client.good('POST', '/v1/boxes', {'memory_mb': 512})['id']}"
+        assert client.good("POST", f"{box}/code", {"code": keep, "language": language})["error"] is None
+        before = client.good("GET", f"{box}/kernels")["kernels"]
+        assert [(each["id"], each["warm"]) for each in before] == [(language, language == "python")]
+        server.end(signal.SIGKILL)
+        (server.state / "server.json").unlink(missing_ok=True)
+        server.start()
+        client = server.unix()
+        assert client.good("POST", f"{box}/code", {"code": ask, "language": language})["stdout"] == "state\n"
+        assert [each["job"] for each in client.good("GET", f"{box}/kernels")["kernels"]] == [before[0]["job"]]
+
+
+async def test_many_kernels_at_once() -> None:
+    """Kernels of several boxes and owners start and run side by side."""
+    async with Hutch() as hutch:
+
+        async def one(number: int) -> str:
+            async with hutch.box(memory_mb=512) as box:
+                await box.python(f"import pandas as pd\nvalue = pd.Series([{number}] * 3).sum()")
+                return (await box.python("int(value)")).text
+
+        assert await asyncio.gather(*(one(number) for number in range(6))) == [str(3 * n) for n in range(6)]
+
+
+def test_the_environment_must_be_one_that_boxes_see() -> None:
+    """An interpreter that is none is refused before anything changes."""
+    before = environment.load(Path(os.environ["HUTCH_STATE_DIR"]))
+    with pytest.raises(Invalid, match="no interpreter that works"):
+        environment.prepare(Path(os.environ["HUTCH_STATE_DIR"]), python="/bin/false")
+    assert environment.load(Path(os.environ["HUTCH_STATE_DIR"])) == before
