@@ -26,7 +26,8 @@ from tests.server.test_several_servers import free_port
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(0)]
 
-SECONDS = 240
+PAUSE_SECONDS = 15
+"""Between two kinds of harm."""
 WORKERS = 4
 SEED = 20_261
 
@@ -72,8 +73,9 @@ class Load:
         self.done: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
 
-    async def work(self, number: int, until: float) -> None:
-        while time.monotonic() < until:
+    async def work(self, number: int, chaos: "asyncio.Task[Any]") -> None:
+        """Make and use boxes until all harm was done."""
+        while not chaos.done():
             url = self._servers.url(self._dice.randrange(2))
             try:
                 async with Hutch(url, key=self._servers.key, rhythm=Rhythm(outage_timeout_sec=5.0)) as hutch:
@@ -121,9 +123,8 @@ async def test_no_pod_leaks_and_no_box_is_lost(
         servers = Servers(tmp_path, store, cluster_settings)
         try:
             load = Load(servers, dice)
-            until = time.monotonic() + SECONDS
-            chaos = asyncio.create_task(_chaos(servers, load, provider, postgres, dice, until))
-            await asyncio.gather(*(load.work(number, until) for number in range(WORKERS)))
+            chaos = asyncio.create_task(_chaos(servers, load, provider, postgres, dice))
+            await asyncio.gather(*(load.work(number, chaos) for number in range(WORKERS)))
             harm = await chaos
             async with Hutch(servers.url(0), key=servers.key) as hutch:
                 await load.check_and_end(hutch)
@@ -137,19 +138,13 @@ async def test_no_pod_leaks_and_no_box_is_lost(
             await provider.close()
     assert left == []
     assert load.done["made"] > 10 and load.done["found again"] > 0, load.done
-    write(
-        "kubernetes-chaos", seconds=SECONDS, seed=SEED, harm=dict(harm), done=dict(load.done), errors=dict(load.errors)
-    )
+    write("kubernetes-chaos", seed=SEED, harm=dict(harm), done=dict(load.done), errors=dict(load.errors))
 
 
-async def _chaos(
-    servers: Servers, load: Load, provider: Any, postgres: Database, dice: random.Random, until: float
-) -> Counter[str]:
+async def _chaos(servers: Servers, load: Load, provider: Any, postgres: Database, dice: random.Random) -> Counter[str]:
     harm: Counter[str] = Counter()
-    kinds = ["server", "pod", "server", "store", "pod", *(["api server"] if _restart() else [])]
-    while time.monotonic() < until - 60 and kinds:
-        await asyncio.sleep(15)
-        kind = kinds.pop(0)
+    for kind in ("server", "pod", "store", "server", "pod", *(("api server",) if _restart() else ())):
+        await asyncio.sleep(PAUSE_SECONDS)
         harm[kind] += 1
         if kind == "server":
             number = dice.randrange(2)
@@ -166,6 +161,7 @@ async def _chaos(
             postgres.freeze(signal.SIGCONT)
         elif kind == "api server":
             await asyncio.to_thread(subprocess.run, _restart(), shell=True, check=True)
+    await asyncio.sleep(PAUSE_SECONDS)
     return harm
 
 

@@ -21,7 +21,7 @@ from hutch.providers.guest_bundle.pack import guest_bundle
 
 TOKEN_BYTES = 64
 _MOST_CONNECTIONS = 64
-_TOKEN_SECONDS = 10.0
+_TOKEN_SECONDS = 30.0
 _GUEST_SECONDS = 60.0
 _PIECE = 1 << 18
 
