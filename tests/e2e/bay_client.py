@@ -178,8 +178,10 @@ async def keys_make_creation_safe_to_repeat():
 
 async def cargos_outlive_sandboxes():
     async with BayClient(ENDPOINT, KEY) as client:
-        cargo = await client.cargos.create(size_limit_mb=100)
-        assert not cargo.managed and cargo.size_limit_mb == 100
+        cargo = await client.cargos.create()
+        assert not cargo.managed and cargo.size_limit_mb == 0
+        error = await refused(errors.ValidationError, client.cargos.create(size_limit_mb=100))
+        assert "size_limit_mb is not supported" in str(error)
         first = await client.create_sandbox(ttl=60, cargo_id=cargo.id)
         await first.filesystem.write_file("kept.txt", "kept")
         error = await refused(errors.ConflictError, client.cargos.delete(cargo.id))

@@ -286,8 +286,11 @@ class BayDoor(HttpDoor):
     # --- cargos ---------------------------------------------------------------------------------------------
 
     async def _create_cargo(self, call: Call, body: CreateCargo) -> Reply:
+        if body.size_limit_mb is not None:  # Nothing would hold it, and the caller would rely on it.
+            raise Invalid("size_limit_mb is not supported: nothing limits the size of a cargo. Leave it out")
+
         async def work() -> Reply:
-            cargo = await self._sandboxes.create_cargo(call.caller, size_limit_mb=body.size_limit_mb)
+            cargo = await self._sandboxes.create_cargo(call.caller)
             return Reply(encode(cargo.shown()), status=201)
 
         return await self._replies.once(call, encode(body), work())

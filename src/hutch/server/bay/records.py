@@ -34,7 +34,8 @@ class Cargo(Record, frozen=True, kw_only=True):
     owner: str
     sandbox: str = ""
     """The sandbox with which it goes; empty if a caller created it by itself."""
-    size_limit_mb: int = 1024
+    size_limit_mb: int = 0
+    """0, since nothing limits the size of a volume; the API wants a number."""
     created_at: float
     used_at: float
 
@@ -64,7 +65,7 @@ class ExtendTtl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateCargo(msgspec.Struct, frozen=True, kw_only=True):
-    size_limit_mb: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    size_limit_mb: int | None = None
 
 
 class ShellExec(msgspec.Struct, frozen=True, kw_only=True):

@@ -191,13 +191,12 @@ class Sandboxes:
 
     # --- cargos ---------------------------------------------------------------------------------------------
 
-    async def create_cargo(self, caller: Caller, *, sandbox: str = "", size_limit_mb: int | None = None) -> Cargo:
+    async def create_cargo(self, caller: Caller, *, sandbox: str = "") -> Cargo:
         rights.require(rights.current(), rights.Action.CREATE)
         now = time.time()
         cargo = Cargo(
-            id=f"cargo-{secrets.token_hex(6)}", owner=caller.owner, sandbox=sandbox, created_at=now, used_at=now,
-            size_limit_mb=size_limit_mb or 1024,
-        )  # fmt: skip
+            id=f"cargo-{secrets.token_hex(6)}", owner=caller.owner, sandbox=sandbox, created_at=now, used_at=now
+        )
         await self._keeper.volumes.create(cargo.volume, caller.owner)
         self._cargos[cargo.owner, cargo.id] = cargo
         await self._keeper.store.put_note(CARGO_KIND, f"{cargo.owner}/{cargo.id}", cargo.to_json())
