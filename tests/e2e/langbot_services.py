@@ -1,11 +1,14 @@
 """LangBot's own service layer without its database: `BoxService`, `RunnerBoxService` and the tools of agents.
 
-Arguments: the server's address (host:port) and a key.
+Arguments: the server's address (host:port), a key, and a directory that LangBot and the server share.
 """
 
 import asyncio
+import base64
+import hashlib
 import logging
 import os
+import shlex
 import sys
 import types
 import uuid
@@ -13,12 +16,13 @@ import uuid
 import scenarios
 import websockets
 
-ADDRESS, KEY = sys.argv[1:3]
+ADDRESS, KEY, SHARED = sys.argv[1:4]
 os.environ["LANGBOT_BOX_CONTROL_TOKEN"] = KEY
 from langbot.pkg.api.http.context import ExecutionContext  # noqa: E402
 from langbot.pkg.box.runner import RunnerBoxService  # noqa: E402
 from langbot.pkg.box.service import BoxService  # noqa: E402
 from langbot.pkg.provider.tools.loaders.native import NativeToolLoader  # noqa: E402
+from langbot_plugin.api.entities.builtin.platform.message import File, Image, MessageChain  # noqa: E402
 from langbot_plugin.box.errors import BoxError  # noqa: E402
 
 BOX = {
@@ -41,9 +45,9 @@ class Workspaces:
 class Application:
     """All that the service layer needs of LangBot's application."""
 
-    def __init__(self):
+    def __init__(self, **local):
         self.logger = logging.getLogger("langbot")
-        self.instance_config = types.SimpleNamespace(data={"box": BOX})
+        self.instance_config = types.SimpleNamespace(data={"box": {**BOX, "local": {**BOX["local"], **local}}})
         self.workspace_service = Workspaces()
         self.box_service = BoxService(self)
 
@@ -55,6 +59,7 @@ class Query:
         self.query_id = 1
         self.instance_uuid, self.workspace_uuid, self.placement_generation = INSTANCE, WORKSPACE, 1
         self.variables = {}
+        self.message_chain = MessageChain([])
         self._execution_context = CONTEXT
 
 
@@ -93,6 +98,44 @@ async def agents_use_their_tools():
     await box.shutdown()
 
 
+async def attachments_reach_the_box():
+    await attach(Application(), 256 << 10, shared=False)  # LangBot sends no larger file by a command.
+
+
+async def attachments_reach_a_shared_directory():
+    await attach(Application(host_root=f"{SHARED}/attachments"), 10 << 20, shared=True)
+
+
+async def attach(ap, size, *, shared):
+    """Import the files of a user's message as a runner does, and look at them in the box."""
+    box, runner = ap.box_service, RunnerBoxService(ap.box_service)
+    await box.initialize()
+    query, tools = Query(), NativeToolLoader(ap)
+    data, picture = os.urandom(size), b"\x89PNG\r\n\x1a\n\0\xff"
+    query.message_chain = MessageChain([
+        File(name="../../etc/Grüße 'an' 兔子; $(id).tar.gz", base64=base64.b64encode(data).decode()),
+        Image(base64="data:image/png;base64," + base64.b64encode(picture).decode()),
+    ])  # fmt: skip
+    session = await runner.acquire(CONTEXT, {"reuse_key": f"attachments {size}"})
+    await runner.bind(CONTEXT, query, "run-1", session["id"])
+    assert os.path.isdir(box.workspace_host_path(CONTEXT)) is shared, "LangBot would take the other way"
+    items = (await runner.import_attachments(query, None))["items"]
+    assert [(each["name"], each["size"]) for each in items] == [
+        ("Grüße_an_兔子_id.tar.gz", size), ("image_1.png", len(picture))
+    ], items  # fmt: skip
+    for item, sent in zip(items, (data, picture), strict=True):
+        path = item["path"]
+        assert path.startswith("/workspace/inbox/"), path
+        done = await tools.invoke_tool("exec", {"command": f"sha256sum < {shlex.quote(path)}"}, query)
+        assert done["stdout"].split()[:1] == [hashlib.sha256(sent).hexdigest()], done
+        directory, name = os.path.split(path)
+        done = await tools.invoke_tool("exec", {"command": f"cd {directory} && ls -A && echo more >> {name}"}, query)
+        assert done["ok"] and done["stdout"] == name, done
+    exported = await runner.export_files(query, [items[1]["path"]])
+    assert exported["items"][0]["size"] == len(picture) + len("more\n"), exported
+    await box.shutdown()
+
+
 async def servers_are_relayed():
     ap = Application()
     box = ap.box_service
@@ -111,4 +154,6 @@ async def servers_are_relayed():
     await asyncio.sleep(0)
 
 
-scenarios.run([agents_use_their_tools, servers_are_relayed])
+scenarios.run([
+    agents_use_their_tools, attachments_reach_the_box, attachments_reach_a_shared_directory, servers_are_relayed
+])  # fmt: skip

@@ -110,15 +110,24 @@ def test_a_restarted_server_has_the_sessions(shared: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def services(server: Server) -> dict[str, Any]:
+def services(server: Server, shared: Path) -> dict[str, Any]:
     host, port = server.tcp().address
     python = python_of(SDK, "sqlalchemy[asyncio]", "regex", alone="langbot==4.11.2")
     return run_scenarios(
-        python, Path(__file__).with_name("langbot_services.py"), f"{host}:{port}", server.key("user", "services")
-    )
+        python, Path(__file__).with_name("langbot_services.py"), f"{host}:{port}", server.key("user", "services"),
+        str(shared / "data"),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", ["agents_use_their_tools", "servers_are_relayed"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "agents_use_their_tools",
+        "attachments_reach_the_box",
+        "attachments_reach_a_shared_directory",
+        "servers_are_relayed",
+    ],
+)
 def test_the_service_layer_of_langbot(services: dict[str, Any], scenario: str) -> None:
-    """LangBot's own services drive the door: its six file tools, exec, timeouts, and a managed process (B44)."""
+    """LangBot's own services drive the door: file tools, exec, timeouts, attachments, a managed process (B44)."""
     assert not services[scenario]["error"], services[scenario]["error"]
