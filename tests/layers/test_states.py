@@ -18,7 +18,7 @@ async def shell(box: Box, command: str) -> str:
 
 
 async def test_a_box_goes_back_and_its_checkpoints_stay() -> None:
-    async with Hutch() as hutch, hutch.box() as box:
+    async with Hutch() as hutch, hutch.box(skills="none") as box:
         await shell(box, "echo one > a; mkdir d; echo x > d/f; echo keep > ~/home; echo t > /tmp/t")
         first = await box.checkpoint("first")
         assert (first.way, first.left_out, first.automatic) == (Way.SWITCH, (), False)

@@ -18,7 +18,7 @@ ALLOWED = {
     "Hutch's own state: records, locks, announcements, registries": (
         "keeper/store/sqlite_files", "keeper/store/state_key", "keeper/takeover/heartbeat", "keeper/takeover/liveness",
         "keeper/takeover/prune",
-        "server/discovery",
+        "server/discovery", "server/http/authority",
         "mcp/hosting/registry", "mcp/serving/scopes",
     ),
     "Hutch's own store of skills": (
@@ -33,9 +33,13 @@ ALLOWED = {
         "server/handlers/export", "keeper/export", "keeper/bundles",
     ),
     "the user's own paths, for the command line and programs that embed Hutch; no server calls it (see below)": (
-        "images/archives", "images/credentials", "images/layers/diff", "keeper/access/files",
+        "images/archives", "images/credentials", "images/layers/diff", "keeper/access/files", "keeper/backup",
         "mcp/hosting/client_files", "skills/sources",
     ),
+    "below directories that the operator shares with LangBot; where a path really leads is checked on its descriptor": (
+        "server/langbot/artifacts", "server/langbot/shared_roots",
+    ),
+    "files of the package itself": ("server/dashboard/pages",),
     "bytes in memory": ("skills/archives", "skills/store"),
     "descriptors of the opener": ("mcp/hosting/project_files",),
     "/dev/null": ("mcp/serving/stdio",),
