@@ -22,6 +22,7 @@ GRADES = Grades(
 MISSING = (
     Missing(what="grades.cpus", reason="bubblewrap makes no control group", remedy="use the native provider"),
     Missing(what="networks.on", reason="a box has only its own loopback", remedy="use the native provider"),
+    Missing(what="layers", reason="the files of a box have no checkpoints", remedy="use the native provider"),
     Missing(what="users.root", reason="a box has one user", remedy="use the native provider"),
     Missing(what="persistent", reason="the files of a box are in memory", remedy="use the native provider"),
     Missing(what="writable_root", reason="the root is the machine's own, read-only", remedy="work in /workspace"),
