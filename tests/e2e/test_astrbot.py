@@ -9,6 +9,9 @@ import pytest
 from tests.e2e.environments import python_of, run_scenarios
 from tests.server.serving import Server, serving
 
+pytestmark = pytest.mark.timeout(1200)
+"""The first run on a machine installs the packages."""
+
 SDKS = ("shipyard-neo-sdk==0.2.0", "shipyard-python-sdk==0.2.4")
 
 

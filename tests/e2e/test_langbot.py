@@ -11,6 +11,9 @@ import pytest
 from tests.e2e.environments import python_of, run_scenarios
 from tests.server.serving import Server, serving
 
+pytestmark = pytest.mark.timeout(1200)
+"""The first run on a machine installs the packages."""
+
 SDK = "langbot-plugin==0.7.16"
 """The version that LangBot 4.11.2 requires."""
 
