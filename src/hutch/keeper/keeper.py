@@ -284,12 +284,16 @@ class Keeper:
     async def box_for_key(
         self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
     ) -> tuple[Live, tuple[str, ...]]:
-        """Return the healthy box of `key`, leased to `session`. A broken one is replaced, and the notes say so."""
+        """Return the healthy box of `key`, leased to `session`. A broken one is replaced, and the notes say so.
+
+        Raises:
+            Unavailable: There is such a box, but its engine cannot be reached now.
+        """
         self._check_enabled()
         spec = self._admit(spec)
         notes: tuple[str, ...] = ()
         live, existed = await self._find_or_create(spec, session, owner, key)
-        if not await self.health.is_usable(live):
+        if await self.health.is_lost(live):
             reason = live.record.reason
             await self.teardown.destroy(live, f"replaced: {reason}", EventCause.REPLACED)
             live = await self.create(spec, session=session, owner=owner, key=key)
