@@ -284,11 +284,7 @@ class Keeper:
     async def box_for_key(
         self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
     ) -> tuple[Live, tuple[str, ...]]:
-        """Return the healthy box of `key`, leased to `session`. A broken one is replaced, and the notes say so.
-
-        Raises:
-            Unavailable: There is such a box, but its engine cannot be reached now.
-        """
+        """Return the healthy box of `key`, leased to `session`. A broken one is replaced, and the notes say so."""
         self._check_enabled()
         spec = self._admit(spec)
         notes: tuple[str, ...] = ()
