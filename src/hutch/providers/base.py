@@ -6,7 +6,7 @@ find a box again is in the `InstanceRecord`, which the keeper stores before and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
@@ -414,8 +414,12 @@ class Provider(ABC):
             EngineError: The engine failed; the details name the step.
         """
 
-    async def fork(self, order: Order, planned: InstanceRecord, source: Instance, state: str) -> tuple[Instance, str]:
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
+    ) -> tuple[Instance, str]:
         """Return a new box that begins with a state of another one's files, and the name of that state in the new box.
+
+        The state may still be being frozen, so that an engine can create the box meanwhile.
 
         Raises:
             Unsupported: The capabilities say so.
