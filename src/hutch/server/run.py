@@ -145,6 +145,7 @@ async def _serve(
         if ready is not None:
             ready(state)
         starting = asyncio.ensure_future(hostings.start())
+        recording = asyncio.ensure_future(service.history.record())
         stopping = asyncio.ensure_future(stop_requested.wait())
         await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
@@ -159,6 +160,7 @@ async def _serve(
         if unfinished := [task for server, _ in servers for task in server.unfinished_requests]:
             await asyncio.wait(unfinished, timeout=table.drain_sec)
         starting.cancel()
+        recording.cancel()
         await hostings.close()
         await service.keeper.creations.finish(table.drain_sec)
         await service.operations.finish()
