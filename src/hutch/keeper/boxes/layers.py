@@ -151,19 +151,15 @@ class LayerKeeper:
             )  # fmt: skip
         copying = self._copies(live) if kernel else nullcontext()
         async with self._locks.lock(live.record.id), copying as copies:
-            if wanted:
-                state = _find(live.record, wanted).state
-            else:
-                state = (await run_uncancelled(self._layers(live).freeze(await self._keep(live)))).state
+            found = _find(live.record, wanted) if wanted else None
+            freezing = asyncio.ensure_future(run_uncancelled(self._state_to_fork(live, found)))
             made: list[Live] = []
             turns = asyncio.Semaphore(_FORKS_AT_ONCE)
 
             async def one() -> None:
                 async with turns:
-                    fork, start = await self._keeper.creator.fork(live, state, self._keeper.new_lease(session))
-                    made.append(fork)
-                    origin = ForkOrigin(box_id=live.record.id, state=state, start=start)
-                    await self._write(fork, f"forked from {live.record.id}", origin=origin)
+                    lease = self._keeper.new_lease(session)
+                    made.append(await self._keeper.creator.fork(live, _shielded(freezing), lease))
 
             try:
                 async with asyncio.TaskGroup() as group:
@@ -171,10 +167,14 @@ class LayerKeeper:
                         group.create_task(one())
                 if copies is not None:
                     await copies.give([(self._kernels(fork), fork.running) for fork in made])
-                await self._write(live, f"forked {count} times", forks=await self._forks(live, made, state))
+                forks = await self._forks(live, made, await freezing)
+                await self._write(live, f"forked {count} times", forks=forks)
             except BaseException as error:
+                await asyncio.wait({freezing})
                 for fork in made:
                     await run_uncancelled(_ignoring(self._destroy(fork)))
+                if not freezing.cancelled() and (reason := freezing.exception()) is not None:
+                    raise reason from error
                 if isinstance(error, BaseExceptionGroup):
                     raise error.exceptions[0] from error
                 raise
@@ -191,6 +191,11 @@ class LayerKeeper:
 
     def _copies(self, live: Live) -> "AbstractAsyncContextManager[Copies]":
         return self._kernels(live).copies(live.running)
+
+    async def _state_to_fork(self, live: Live, found: StoredCheckpoint | None) -> str:
+        if found is not None:
+            return found.state
+        return (await self._layers(live).freeze(await self._keep(live), to_fork=True)).state
 
     def _destroy(self, fork: Live) -> Awaitable[object]:
         return self._keeper.teardown.destroy(fork, "another fork failed", EventCause.CREATION_FAILED)
@@ -290,6 +295,13 @@ class LayerKeeper:
         async with live.state_lock:
             kind = "layers" if reason else ""
             await self._states.update(live.record, into=live, kind=kind, reason=reason, **fields)
+
+
+def _shielded(work: "asyncio.Task[str]") -> "asyncio.Future[str]":
+    """Return a future of its result for one of several waiters, of whom none may cancel it. Some may not ask."""
+    shielded = asyncio.shield(work)
+    shielded.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return shielded
 
 
 async def _ignoring(work: Awaitable[object]) -> None:

@@ -280,6 +280,8 @@ class NativeInstance(GuestInstance):
 
     async def close(self) -> None:
         await super().close()
+        if "layers" in self.__dict__:  # few boxes have used them
+            self.layers.forget_shared()
         if self._group is not None:
             self._group.close()
 

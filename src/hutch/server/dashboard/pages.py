@@ -78,6 +78,9 @@ class DashboardDoor:
             listed.append((b"content-encoding", b"gzip"))
         await _answer(send, 200, b"" if scope["method"] == "HEAD" else body, listed)
 
+    async def start(self) -> None:
+        """There is nothing to take up."""
+
     async def drain(self, seconds: float) -> None:
         """Nothing of it outlives a request."""
 
