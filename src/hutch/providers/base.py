@@ -170,6 +170,10 @@ class PortStream(ABC):
             Unavailable, BoxBroken: As for `receive`.
         """
 
+    def is_quiet(self) -> bool:
+        """Whether nothing has come that was not received, not even the end. Without an answer it is not used again."""
+        return False
+
     @abstractmethod
     def end(self) -> None:
         """End our side; the program in the box may still send. A second call is fine."""
