@@ -5,9 +5,11 @@ digest. Everything that a file system keeps counts but times and inode numbers.
 """
 
 WORK = r"""
-import os, random, shutil, stat, subprocess, sys
+import os, stat, sys
 
 def work(top, seed, count):
+    import random
+
     random_ = random.Random(seed)
     os.chdir(top)
     names = ["a", "b", "c", "d e", "ü", "-f", ".g"]
@@ -24,6 +26,8 @@ def work(top, seed, count):
         if os.path.islink(name) or not os.path.isdir(name):
             os.unlink(name)
         else:
+            import shutil
+
             shutil.rmtree(name)
     for _ in range(count):
         name, other, kind = path(), path(), random_.randrange(14)
@@ -49,6 +53,8 @@ def work(top, seed, count):
             elif kind == 7:
                 # rename(2) of a directory of a lower layer is EXDEV, and `mv` copes with it.
                 if os.path.lexists(name) and parent(other) and not os.path.lexists(other):
+                    import subprocess
+
                     subprocess.run(["mv", "-T", "--", name, other], stderr=subprocess.DEVNULL)
             elif kind == 8:
                 # Two names of one file; overlay makes two files of them when one is written, so nothing writes them.
@@ -98,7 +104,11 @@ def digest(top):
             sha.update(repr(row).encode("utf-8", "surrogateescape"))
     return sha.hexdigest()
 
-if sys.argv[1] == "work":
-    work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-print(digest(sys.argv[2]))
+def main(kind, top, seed="0", count="0"):
+    if kind == "work":
+        work(top, int(seed), int(count))
+    return digest(top)
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:]))
 """
