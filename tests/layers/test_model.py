@@ -34,9 +34,8 @@ class Pair:
         python = ["python3", "-I", "-S", "-X", "utf8", "-c", WORK]
         done = await self.box.exec([*python, arguments[0], "/workspace", *arguments[1:]])
         assert done.ok, done
-        assert done.stdout.strip() == wanted, (
-            f"{arguments} differs: {set(done.stdout.splitlines()) ^ set(wanted.splitlines())}"
-        )
+        got = done.stdout.strip()
+        assert got == wanted, f"{arguments}: only in the box {_only(got, wanted)}, only beside it {_only(wanted, got)}"
 
     def _done_plainly(self, kind: str, *arguments: str) -> str:
         program: dict[str, Any] = {"__name__": "plain"}
@@ -53,6 +52,10 @@ class Pair:
     def load(self, name: str) -> None:
         shutil.rmtree(self.plain)
         _copied(self.states[name], self.plain)
+
+
+def _only(one: str, other: str) -> list[str]:
+    return sorted(set(one.splitlines()) - set(other.splitlines()))
 
 
 def _copied(source: Path, target: Path) -> Path:
