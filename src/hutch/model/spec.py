@@ -49,8 +49,20 @@ class Isolation(StrEnum):
     VM = "vm"
 
 
+VOLUME = "volume:"
+"""The prefix of a source that names one of the owner's volumes instead of a host path."""
+
+
+def volume_of(source: str) -> str | None:
+    """Return the name of the volume that a source names; None if it names none."""
+    return source.removeprefix(VOLUME) if source.startswith(VOLUME) else None
+
+
 class Mount(Record, frozen=True, kw_only=True):
-    """A host directory or file shown inside the box; policy checks the source against the allow-list."""
+    """A host directory or file, or a volume ("volume:NAME"), shown inside the box.
+
+    Policy checks a host path against the allow-list; a volume must be the owner's.
+    """
 
     source: str
     target: str

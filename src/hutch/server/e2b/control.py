@@ -14,15 +14,16 @@ from hutch.errors import Conflict, Invalid, NotFound, Unsupported
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.record import encode_json
-from hutch.model.spec import NetworkMode, Spec, TtlAction
+from hutch.model.spec import VOLUME, EffectiveSpec, Mount, MountMode, NetworkMode, Spec, TtlAction, volume_of
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
-from hutch.server.e2b import labels, ports, shapes, snapshots, templates
+from hutch.server.e2b import labels, ports, shapes, snapshots, templates, volumes
 from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.labels import SESSION
 from hutch.server.e2b.metrics import list_metrics
 from hutch.server.e2b.pages import page_of
-from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.requests import Request
 from hutch.server.e2b.shapes import (
     DEFAULT_TIMEOUT,
     DEFAULT_TIMEOUT_V1,
@@ -106,13 +107,16 @@ async def _from_snapshot(request: Request, body: NewSandbox, timeout: int) -> Bo
     try:
         spec = live.record.spec
         online = spec.network is not NetworkMode.OFF
-        if body.env_vars or (body.allow_internet_access is not None and body.allow_internet_access is not online):
+        other_network = body.allow_internet_access is not None and body.allow_internet_access is not online
+        if body.env_vars or body.volume_mounts or other_network:
             raise Unsupported(
-                "a sandbox from a snapshot has the variables and the network of the one that the snapshot was made of",
+                "a sandbox from a snapshot has the variables, the volumes and the network of the one that the snapshot "
+                "was made of",
                 remedy="leave them out, and pass variables to each command",
             )
         wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
-        await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout))
+        action = _ttl_action(body)
+        await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout), action=action)
         access = request.call.service.previews.access
         await ports.open_ports(access, live.record, public=wanted.get(labels.TRAFFIC) != labels.PRIVATE)
     except BaseException:
@@ -154,18 +158,25 @@ def _own_labels(body: NewSandbox, timeout: int) -> dict[str, str]:
     return given
 
 
+def _ttl_action(body: NewSandbox) -> TtlAction:
+    return TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY
+
+
 async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
     spec = await templates.resolve(request.call.keeper, body.template_id)
     env = {**(body.env_vars or {}), "E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id}
     wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
     spec = spec.but(
         env=env, labels=wanted, ttl_sec=float(timeout),
-        ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
+        ttl_action=_ttl_action(body), idle_timeout_sec=0.0,
     )  # fmt: skip
     if body.allow_internet_access is not None:
         spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
     if body.network is not None and body.network.deny_out:
         spec = spec.but(network=NetworkMode.OFF)
+    if body.volume_mounts:
+        mounts = (Mount(source=VOLUME + each.name, target=each.path, mode=MountMode.RW) for each in body.volume_mounts)
+        spec = spec.but(mounts=tuple(mounts))
     return spec
 
 
@@ -265,8 +276,13 @@ def _listed(record: BoxRecord) -> ListedSandbox:
         started_at=_rfc3339(record.created_at), end_at=_rfc3339(_end_of(record)),
         cpu_count=max(1, math.ceil(spec.limits.cpus)), memory_mb=spec.limits.memory_mb,
         disk_size_mb=spec.limits.disk_mb, state=_state(record), envd_version=ENVD_VERSION,
-        metadata=labels.metadata_of(record),
+        metadata=labels.metadata_of(record), volume_mounts=_volume_mounts(spec) or msgspec.UNSET,
     )  # fmt: skip
+
+
+def _volume_mounts(spec: EffectiveSpec) -> list[shapes.VolumeMount]:
+    mounts = ((volume_of(mount.source), mount.target) for mount in spec.mounts)
+    return [shapes.VolumeMount(name, target) for name, target in mounts if name is not None]
 
 
 def _state(record: BoxRecord) -> str:
@@ -368,4 +384,8 @@ _ROUTES = (
     _route("DELETE", "/templates/{any}", snapshots.delete),
     _route("GET", "/sandboxes/{sandbox}/metrics", list_metrics),
     _route("GET", "/templates/aliases/{any}", template_exists),
+    _route("GET", "/volumes", volumes.list_volumes),
+    _route("POST", "/volumes", volumes.create),
+    _route("GET", "/volumes/{any}", volumes.info),
+    _route("DELETE", "/volumes/{any}", volumes.delete),
 )

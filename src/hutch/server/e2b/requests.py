@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 ENVD_PORT = "49983"
 INTERPRETER_PORT = "49999"
-SESSION = "e2b"
-"""The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
 _CONTROL = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets"})
 HOMES = {"user": "/home/user", "root": "/root"}
 

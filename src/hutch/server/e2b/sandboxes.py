@@ -4,10 +4,12 @@ import time
 
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.store.open_store import open_key
+from hutch.model.spec import TtlAction
 from hutch.server.e2b.credentials import Tokens
-from hutch.server.e2b.labels import TIMEOUT
+from hutch.server.e2b.labels import SESSION, TIMEOUT
 from hutch.server.e2b.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.streams import Streams
+from hutch.server.keyed_boxes import KeyedBoxes
 from hutch.server.service import Service
 
 
@@ -19,6 +21,8 @@ class Sandboxes:
         self.keeper = service.keeper
         self.tokens = Tokens(open_key(service.config))
         self.streams = Streams()
+        self.readers = KeyedBoxes(service.keeper)
+        """The boxes that read and write the content of volumes."""
 
     async def resume(self, live: Live, timeout: float | None = None) -> None:
         """Let a paused sandbox run again, and give it the time that it was created with."""
@@ -37,7 +41,12 @@ class Sandboxes:
         await self.keeper.pauser.pause(live, "paused by an E2B client")
         await self.set_end(live, 0.0)
 
-    async def relabel(self, live: Live, labels: dict[str, str], *, ttl_sec: float) -> None:
+    async def relabel(
+        self, live: Live, labels: dict[str, str], *, ttl_sec: float, action: TtlAction = TtlAction.DESTROY
+    ) -> None:
         """Give a new fork labels and an end of its own, instead of those of the box that it was forked from."""
-        await self.keeper.updater.set_labels(live, labels)
-        await self.keeper.updater.set_ttl(live, ttl_sec)
+        updater = self.keeper.updater
+        await updater.set_labels(live, labels)
+        await updater.set_ttl(live, ttl_sec, action)
+        if live.record.spec.idle_timeout_sec:
+            await updater.change(live, SESSION, None, 0.0, {})

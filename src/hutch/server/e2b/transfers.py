@@ -36,27 +36,31 @@ async def serve(request: Request, send: Send) -> Answer | None:
 
 
 async def _download(request: Request, send: Send) -> Answer | None:
-    """Send a file, or the part of it that a Range names; compressed if the client accepts only that."""
     path = request.resolve(request.query.get("path", ""))
     async with request.files() as files:
-        info = await resolved(files, path)
-        if info.kind is FileKind.DIRECTORY:
-            raise Invalid(f"path '{path}' is a directory")
-        headers = {**DOWNLOAD_HEADERS, "content-type": BYTES, "accept-ranges": "bytes"}
-        chosen = byte_range(request.call.header("range"), info.size) if info.size else None
-        if chosen is not None and chosen[0] >= info.size:
-            return Answer(416, b"", (("content-range", f"bytes */{info.size}"),))
-        first, last = chosen or (0, info.size - 1)
-        status, length = 206 if chosen else 200, last - first + 1
-        if chosen:
-            headers["content-range"] = f"bytes {first}-{last}/{info.size}"
-        content = _content(files, path, first, length, info)
-        if not chosen and _wants_gzip(request):
-            headers["content-encoding"] = "gzip"
-            content = _compressed(content)
-        elif _is_sized(info):
-            headers["content-length"] = str(length)
-        await _send(send, status, headers, content)
+        return await send_file(request, send, files, path)
+
+
+async def send_file(request: Request, send: Send, files: GuardedFiles, path: str) -> Answer | None:
+    """Send a file, or the part of it that a Range names; compressed if the client accepts only that."""
+    info = await resolved(files, path)
+    if info.kind is FileKind.DIRECTORY:
+        raise Invalid(f"path '{path}' is a directory")
+    headers = {**DOWNLOAD_HEADERS, "content-type": BYTES, "accept-ranges": "bytes"}
+    chosen = byte_range(request.call.header("range"), info.size) if info.size else None
+    if chosen is not None and chosen[0] >= info.size:
+        return Answer(416, b"", (("content-range", f"bytes */{info.size}"),))
+    first, last = chosen or (0, info.size - 1)
+    status, length = 206 if chosen else 200, last - first + 1
+    if chosen:
+        headers["content-range"] = f"bytes {first}-{last}/{info.size}"
+    content = _content(files, path, first, length, info)
+    if not chosen and _wants_gzip(request):
+        headers["content-encoding"] = "gzip"
+        content = _compressed(content)
+    elif _is_sized(info):
+        headers["content-length"] = str(length)
+    await _send(send, status, headers, content)
     return None
 
 
@@ -114,7 +118,7 @@ async def _upload(request: Request) -> Answer:
     """Write one or several files; directories above them are created, and files that exist are overwritten."""
     kind = request.call.header("content-type")
     limit = request.call.service.config.server.max_upload_mb << 20
-    pieces = _decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
+    pieces = decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
     path, metadata = request.query.get("path", ""), _metadata(request)
     written: list[dict[str, object]] = []
     async with request.files() as files:
@@ -158,7 +162,7 @@ def _metadata(request: Request) -> dict[str, str]:
     return found
 
 
-async def _decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:
+async def decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a body that may be compressed; a bomb is refused at the size of the largest upload."""
     if encoding.lower() in ("", "identity"):
         async for piece in pieces:
