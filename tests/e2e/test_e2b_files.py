@@ -80,14 +80,21 @@ def test_a_part_of_a_file(hutch_e2b: E2B, sandbox: e2b.Sandbox) -> None:
         assert (answer.status, answer.read()) == (206, b"234")
 
 
-def test_root_writes_where_the_user_may_not(sandbox: e2b.Sandbox, rootless: bool) -> None:
-    """(S13) Files follow the rights of the user that a call names."""
+def test_root_writes_where_the_user_may_not(hutch_e2b: E2B, sandbox: e2b.Sandbox, rootless: bool) -> None:
+    """(S13) Files follow the rights of the user that a call names; E2B's agent reaches the others as root.
+
+    What it makes there becomes the user's. A key that may not act as root gets no further than the user.
+    """
     if rootless:
         pytest.skip("a box of an ordinary user has no root")
     sandbox.files.write("/root/secret", "r", user="root")
     assert sandbox.files.get_info("/root/secret", user="root").owner == "root"
-    with pytest.raises(e2b.SandboxException):
-        sandbox.files.write("/root/secret", "mine now")
+    assert sandbox.files.read("/root/secret") == "r"
+    sandbox.files.write("/made/by/agent", "text")
+    assert sandbox.commands.run("stat -c %U /made /made/by /made/by/agent").stdout.split() == ["user"] * 3
+    ordinary = E2B(hutch_e2b.server, role="user")
+    with ordinary.sandbox() as plain, pytest.raises(e2b.SandboxException, match="403"):
+        plain.files.write("/made/by/agent", "text")
 
 
 def test_watchers_see_each_change_once(sandbox: e2b.Sandbox) -> None:

@@ -38,6 +38,8 @@ class TtlAction(StrEnum):
     DESTROY = "destroy"
     PAUSE = "pause"
     """It is frozen as soon as nobody uses it, and then has no end until its ttl is set again."""
+    HALT = "halt"
+    """As `pause`, but its processes end first, so that only its files stay."""
 
 
 class Isolation(StrEnum):
@@ -123,7 +125,7 @@ class Spec(Record, frozen=True, kw_only=True):
     idle_timeout_sec: float | None = None
     ttl_sec: float | None = None
     ttl_action: TtlAction | None = None
-    """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
+    """What becomes of it after `ttl_sec`: `destroy` unless it says otherwise."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     """TCP ports on which its programs will listen: `Box.ports(wait=…)` and visitors of previews wait for them."""

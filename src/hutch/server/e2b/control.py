@@ -36,7 +36,7 @@ from hutch.server.e2b.shapes import (
 JSON = (("content-type", "application/json"),)
 PAUSED_DAYS = 30
 ALL_TRAFFIC = "0.0.0.0/0"
-_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
+_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause", TtlAction.HALT: "pause"}
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
@@ -131,10 +131,11 @@ def refuse_unenforced(body: NewSandbox) -> None:
         raise Unsupported("iam is not supported by this server", remedy="leave out iam")
     if body.network is not None:
         _refuse_rules(body.network)
-    if body.auto_pause_memory is False:
-        raise Unsupported("a pause keeps the memory here", remedy="leave out keep_memory, or make a snapshot")
-    if body.auto_resume is not None and body.auto_resume.enabled and not body.auto_pause:
+    resumes = body.auto_resume is not None and body.auto_resume.enabled
+    if resumes and not body.auto_pause:
         raise Invalid("auto-resume needs a sandbox that is paused at its timeout")
+    if resumes and body.auto_pause_memory is False:
+        raise Invalid("auto-resume needs a sandbox that keeps its memory when it is paused")
 
 
 def _refuse_rules(network: shapes.Network) -> None:
@@ -159,7 +160,9 @@ def _own_labels(body: NewSandbox, timeout: int) -> dict[str, str]:
 
 
 def _ttl_action(body: NewSandbox) -> TtlAction:
-    return TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY
+    if not body.auto_pause:
+        return TtlAction.DESTROY
+    return TtlAction.HALT if body.auto_pause_memory is False else TtlAction.PAUSE
 
 
 async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
@@ -187,9 +190,9 @@ async def connect(request: Request) -> Answer:
     default = DEFAULT_TIMEOUT if request.path.startswith("/v2/") else DEFAULT_TIMEOUT_V1
     timeout = default if body.timeout is None else body.timeout
     if live.record.state is State.PAUSED:
-        if body.memory is False:
-            raise Unsupported("a paused sandbox keeps its memory here: it cannot be booted anew")
         await request.sandboxes.resume(live, timeout)
+        if body.memory is False:
+            await live.running.reboot()
         return answer(await sandbox_of(request, live.record), 201)
     if live.record.state is not State.RUNNING:
         raise NotFound(f"sandbox {live.record.id} is {live.record.state}")
@@ -319,14 +322,12 @@ async def set_timeout(request: Request) -> Answer:
 
 
 async def pause(request: Request) -> Answer:
-    """Freeze the sandbox with its memory. 409 if it is paused already."""
+    """Freeze the sandbox, with its memory or only with its files. 409 if it is paused already."""
     body = await request.body(shapes.PauseBody)
-    if body.memory is False:
-        raise Unsupported("a pause keeps the memory here: it cannot be left out")
     live = await _held(request)
     if live.record.state is State.PAUSED:
         raise Conflict(f"Sandbox {live.record.id} is already paused")
-    await request.sandboxes.pause(live)
+    await request.sandboxes.pause(live, halt=body.memory is False)
     return Answer(204)
 
 
@@ -351,10 +352,14 @@ async def kill(request: Request) -> Answer:
         refuse_if_busy(call, live)
         return False
 
-    await request.sandboxes.streams.cut(live.record.id)
-    await call.keeper.destroy(
-        live.record.id, f"killed by an E2B client with key {call.caller.key_id}", unless=check_holder
-    )
+    box_id, ending = live.record.id, request.sandboxes.ending
+    refuse_if_busy(call, live)
+    ending.add(box_id)
+    try:
+        await request.sandboxes.streams.cut(box_id)
+        await call.keeper.destroy(box_id, f"killed by an E2B client with key {call.caller.key_id}", unless=check_holder)
+    finally:
+        ending.discard(box_id)
     return Answer(204)
 
 

@@ -60,8 +60,8 @@ class E2BDoor:
         return ours and scope["type"] == "http"
 
     def _is_sandbox(self, name: PortName) -> bool:
-        """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""
-        if str(name.port) in (ENVD_PORT, INTERPRETER_PORT):
+        """Whether a host name is one of a sandbox, also of one that has ended."""
+        if str(name.port) in (ENVD_PORT, INTERPRETER_PORT) or name.box_id in self._sandboxes.ended:
             return True
         live = self._service.keeper.held(name.box_id)
         return live is not None and TEMPLATE in live.record.spec.labels

@@ -10,6 +10,7 @@ from hutch.errors import FileFailed, FileTooLarge, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import encode_json
+from hutch.server.e2b.agent_files import ReplayedPieces, on_files
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.filesystem import ATTRIBUTES, resolved
 from hutch.server.e2b.multipart import parts_of
@@ -37,8 +38,7 @@ async def serve(request: Request, send: Send) -> Answer | None:
 
 async def _download(request: Request, send: Send) -> Answer | None:
     path = request.resolve(request.query.get("path", ""))
-    async with request.files() as files:
-        return await send_file(request, send, files, path)
+    return await on_files(request, lambda files: send_file(request, send, files, path))
 
 
 async def send_file(request: Request, send: Send, files: GuardedFiles, path: str) -> Answer | None:
@@ -121,28 +121,32 @@ async def _upload(request: Request) -> Answer:
     pieces = decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
     path, metadata = request.query.get("path", ""), _metadata(request)
     written: list[dict[str, object]] = []
-    async with request.files() as files:
-        if kind.startswith("multipart/form-data"):
-            async with aclosing(parts_of(kind, pieces)) as parts:
-                async for part in parts:
-                    if part.name == "file":
-                        written.append(await _write(request, files, path or part.filename, part.content, metadata))
-        elif kind.startswith(BYTES):
-            if not path:
-                raise Invalid("an upload of plain bytes needs the query parameter path")
-            written.append(await _write(request, files, path, pieces, metadata))
-        else:
-            raise Invalid(f"an upload is multipart/form-data or {BYTES}, not {kind[:100]!r}")
+    if kind.startswith("multipart/form-data"):
+        async with aclosing(parts_of(kind, pieces)) as parts:
+            async for part in parts:
+                if part.name == "file":
+                    written.append(await _write(request, path or part.filename, part.content, metadata))
+    elif kind.startswith(BYTES):
+        if not path:
+            raise Invalid("an upload of plain bytes needs the query parameter path")
+        written.append(await _write(request, path, pieces, metadata))
+    else:
+        raise Invalid(f"an upload is multipart/form-data or {BYTES}, not {kind[:100]!r}")
     return Answer(200, encode_json(written), (("content-type", "application/json"),))
 
 
 async def _write(
-    request: Request, files: GuardedFiles, name: str, content: AsyncIterator[bytes], metadata: dict[str, str]
+    request: Request, name: str, content: AsyncIterator[bytes], metadata: dict[str, str]
 ) -> dict[str, object]:
     if not name:
         raise Invalid("the file has no path: give the query parameter path, or a filename of the part")
     path = request.resolve(name)
-    await files.overwrite(path, content, prefix=ATTRIBUTES, attributes=metadata)
+    pieces = ReplayedPieces(content)
+    await on_files(
+        request,
+        lambda files: files.overwrite(path, pieces.attempt(), prefix=ATTRIBUTES, attributes=metadata),
+        path,
+    )
     written: dict[str, object] = {"path": path, "name": posixpath.basename(path), "type": "file"}
     return written | ({"metadata": metadata} if metadata else {})
 
