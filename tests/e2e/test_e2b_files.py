@@ -2,6 +2,8 @@
 
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import e2b
 import pytest
@@ -115,6 +117,16 @@ def test_watchers_see_each_change_once(sandbox: e2b.Sandbox) -> None:
     watch.stop()
     with pytest.raises(e2b.FileNotFoundException):
         sandbox.files.watch_dir("nowhere")
+
+
+def test_watchers_of_several_sandboxes_begin_at_once(hutch_e2b: E2B) -> None:
+    """(S13) Watchers that begin at the same time do not lose each other."""
+    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        sandboxes = [stack.enter_context(hutch_e2b.sandbox()) for _ in range(4)]
+        for _ in range(5):
+            for watch in pool.map(lambda each: each.files.watch_dir("/home/user"), sandboxes):
+                assert watch.get_new_events() == []
+                watch.stop()
 
 
 def test_metadata_of_files(sandbox: e2b.Sandbox) -> None:
