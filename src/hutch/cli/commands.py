@@ -8,6 +8,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("hutch.cli.run:Run", "run a command in a new box"),
     "shell": ("hutch.cli.run:Shell", "open a shell in a new box"),
     "box": ("hutch.cli.box", "make boxes that stay, and work in them"),
+    "app": ("hutch.cli.app", "web applications from templates"),
     "volume": ("hutch.cli.volume", "named directories that outlive boxes"),
     "image": ("hutch.cli.image", "images that boxes can stand on"),
     "skill": ("hutch.cli.skill", "packages of instructions and scripts for agents"),
@@ -64,6 +65,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "takeover": ("hutch.cli.box.leases:Takeover", "hold a box, whoever held it"),
         "release": ("hutch.cli.box.leases:Release", "give up the lease of a box"),
         "destroy": ("hutch.cli.box.life:Destroy", "end boxes, with their files"),
+    },
+    "app": {
+        "new": ("hutch.cli.app:New", "make an app in a new box, and wait until it answers"),
+        "list": ("hutch.cli.app:List", "the apps there are"),
+        "templates": ("hutch.cli.app:Templates", "what an app can begin with"),
+        "url": ("hutch.cli.app:Url", "an address for browsers of an app"),
+        "logs": ("hutch.cli.app:Logs", "what an app's programs wrote"),
+        "start": ("hutch.cli.app:Start", "start an app again"),
+        "stop": ("hutch.cli.app:Stop", "end an app's program, and keep its files"),
     },
     "kernel": {
         "prepare": ("hutch.cli.kernel:Prepare", "install the libraries that kernels start with, once"),

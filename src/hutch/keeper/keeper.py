@@ -289,7 +289,7 @@ class Keeper:
         spec = self._admit(spec)
         notes: tuple[str, ...] = ()
         live, existed = await self._find_or_create(spec, session, owner, key)
-        if not await self.health.is_usable(live):
+        if await self.health.is_lost(live):
             reason = live.record.reason
             await self.teardown.destroy(live, f"replaced: {reason}", EventCause.REPLACED)
             live = await self.create(spec, session=session, owner=owner, key=key)

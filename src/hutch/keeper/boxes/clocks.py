@@ -71,9 +71,13 @@ async def push_clocks(instance: Instance, record: BoxRecord) -> None:
 
 
 async def attach_with_clocks(provider: Provider, record: BoxRecord) -> Instance:
-    """Attach to a box and give it the clocks of the keeper that now has it. It raises what `Provider.attach` does."""
+    """Attach to a box and give it the clocks and the name of the keeper that now has it.
+
+    It raises what `Provider.attach` does, and Conflict if somebody else takes the box at the same time.
+    """
     instance = await provider.attach(record.instance, record.spec)
     try:
+        await instance.assign(owner=record.owner, keeper=record.keeper)
         await push_clocks(instance, record)
     except BaseException:
         await instance.close()

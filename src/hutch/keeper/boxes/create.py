@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
 from hutch.keeper.boxes.clocks import orphan_grace, own_ttl
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.boxes.records import BoxRecord, ForkOrigin
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
@@ -24,8 +25,9 @@ from hutch.model.spec import CheckedMounts, EffectiveSpec, MountMode, Order, Spe
 from hutch.model.state import State
 from hutch.providers.base import Instance, InstanceRecord, Provider
 
-MakeInstance = Callable[[Order, InstanceRecord], Awaitable[Instance]]
-"""Has the engine make a box: `Provider.create`, or a fork."""
+Made = tuple[Instance, dict[str, Any]]
+"""A box that its engine has made, and what else its record has to say."""
+MakeInstance = Callable[[Order, InstanceRecord], Awaitable[Made]]
 
 
 class Creator:
@@ -75,19 +77,17 @@ class Creator:
                 self._engines.record_success(effective.provider)
                 return live
 
-    async def fork(self, source: Live, state: str, lease: Lease | None) -> tuple[Live, str]:
-        """Return a running box like `source` that begins with a state of its files, and that state's name there."""
+    async def fork(self, source: Live, state: Awaitable[str], lease: Lease | None) -> Live:
+        """Return a running box like `source` that begins with a state of its files."""
         record = source.record
         spec = record.spec.but(name="", secrets=_secrets_of(source))
         provider = self._engines.provider(record.instance.provider)
-        started: list[str] = []
 
-        async def make(order: Order, planned: InstanceRecord) -> Instance:
+        async def make(order: Order, planned: InstanceRecord) -> Made:
             instance, start = await provider.fork(order, planned, source.running, state)
-            started.append(start)
-            return instance
+            return instance, {"origin": ForkOrigin(box_id=record.id, state=await state, start=start)}
 
-        return await self._create_on(provider, spec, lease, record.owner, "", make), started[0]
+        return await self._create_on(provider, spec, lease, record.owner, "", make)
 
     async def _create_on(
         self,
@@ -104,7 +104,7 @@ class Creator:
             async with self._capacity.reserve(box_id, owner, effective):
                 live, order = await self._open(box_id, provider, effective, lease, owner, key)
         try:
-            await self._boot(live, provider, order, make or provider.create)
+            await self._boot(live, provider, order, make)
         except BaseException as error:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
@@ -204,13 +204,17 @@ class Creator:
             )  # fmt: skip
         await self._skills.ensure_shown(live)
 
-    async def _boot(self, live: Live, provider: Provider, order: Order, make: MakeInstance) -> None:
+    async def _boot(self, live: Live, provider: Provider, order: Order, make: MakeInstance | None) -> None:
+        fields: dict[str, Any] = {}
         with telemetry.step("hutch.create.engine", provider=provider.name):
-            live.instance = await make(order, live.record.instance)
+            if make is None:
+                live.instance = await provider.create(order, live.record.instance)
+            else:
+                live.instance, fields = await make(order, live.record.instance)
         async with live.state_lock:
             with telemetry.step("hutch.create.running"):
                 await self._states.change(
-                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
+                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record, **fields
                 )
         live.last_checked = time.monotonic()
 

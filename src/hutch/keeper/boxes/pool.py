@@ -24,6 +24,8 @@ from hutch.model.spec import Spec
 from hutch.model.state import State
 from hutch.policy import rights
 
+REFILL_DELAY = 0.02
+"""Seconds before a claimed box is replaced while others wait, so that whoever claimed it has the processors first."""
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 MAX_FAILURES = 5
@@ -95,16 +97,17 @@ class Pool:
 
     async def _fill(self, profile: str) -> None:
         while len(self._ready[profile]) < self._sizes[profile]:
-            await asyncio.sleep(max(0.0, self._not_before[profile] - time.monotonic()))
+            delay = REFILL_DELAY if self._ready[profile] else 0.0
+            await asyncio.sleep(max(delay, self._not_before[profile] - time.monotonic()))
             try:
                 self._ready[profile].append(await self._create(Spec(profile=profile)))
                 self._failures[profile] = 0
             except HutchError as error:
                 self._failures[profile] += 1
                 failures = self._failures[profile]
-                delay = LONGEST_DELAY if failures >= MAX_FAILURES else min(LONGEST_DELAY, FIRST_DELAY * 2**failures)
-                self._not_before[profile] = time.monotonic() + delay
-                log("pool").warning("refill failed", profile=profile, failures=failures, wait=delay, error=str(error))
+                wait = LONGEST_DELAY if failures >= MAX_FAILURES else min(LONGEST_DELAY, FIRST_DELAY * 2**failures)
+                self._not_before[profile] = time.monotonic() + wait
+                log("pool").warning("refill failed", profile=profile, failures=failures, wait=wait, error=str(error))
 
 
 class PoolClaims:
@@ -141,13 +144,14 @@ class PoolClaims:
         """Make the box the owner's. False means that the box has ended, or was broken and is destroyed."""
         now = time.time()
         grace = orphan_grace(self._config, live.record.spec, key)
-        # The ttl counts from now, but the box's own clock counts from its creation.
-        if live.record.spec.ttl_sec or grace != live.record.grace_sec:
-            try:
+        try:
+            await live.running.assign(owner=owner, keeper=live.record.keeper)
+            # The ttl counts from now, but the box's own clock counts from its creation.
+            if live.record.spec.ttl_sec or grace != live.record.grace_sec:
                 await push_clocks(live.running, live.record.but(created_at=now, grace_sec=grace))
-            except HutchError as error:
-                await self._teardown.destroy(live, f"broken in the pool: {error.message}", EventCause.OTHER)
-                return False
+        except HutchError as error:
+            await self._teardown.destroy(live, f"broken in the pool: {error.message}", EventCause.OTHER)
+            return False
         async with live.state_lock:
             if live.record.state is not State.RUNNING:
                 return False

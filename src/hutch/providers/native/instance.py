@@ -21,6 +21,7 @@ from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
+from hutch.providers.native.entrance import host_pid
 from hutch.providers.native.network import uplink_name
 from hutch.providers.native.orders import BOOT_ID
 from hutch.providers.native.rootfs.machine_view import machine_view
@@ -164,6 +165,12 @@ class NativeInstance(GuestInstance):
             with suppress(NotFound):  # The guest of the kernels has ended, and its kernels with it.
                 yield await self.link(user)
 
+    async def host_pid(self, process: GuestProcess) -> int:
+        """Return the pid on this machine of a job of the box; 0 if it has ended."""
+        link = await self.link_of(process.id)
+        guest = link.peer_pid if link is self._links.get("kernels") else self.pid
+        return host_pid(guest, (await process.info()).pid)
+
     async def _connect_kernels(self) -> Link:
         path = f"{self.record.data['directory']}/{KERNEL_GUEST}"
         try:
@@ -292,6 +299,8 @@ class NativeInstance(GuestInstance):
 
     async def close(self) -> None:
         await super().close()
+        if "layers" in self.__dict__:  # few boxes have used them
+            self.layers.forget_shared()
         if self._group is not None:
             self._group.close()
 

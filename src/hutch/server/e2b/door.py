@@ -66,6 +66,9 @@ class E2BDoor:
         live = self._service.keeper.held(name.box_id)
         return live is not None and TEMPLATE in live.record.spec.labels
 
+    async def start(self) -> None:
+        return None
+
     async def drain(self, seconds: float) -> None:
         await self._sandboxes.streams.cut_all()
 
