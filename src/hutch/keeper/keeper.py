@@ -480,8 +480,7 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
-        action = live.record.spec.ttl_action
-        if cause is EventCause.TTL and action is not TtlAction.DESTROY:
+        if cause is EventCause.TTL and (action := live.record.spec.ttl_action) is not TtlAction.DESTROY:
             with suppress(Conflict):  # It is in use: the next tick tries again.
                 await self.pauser.pause(live, reason, halt=action is TtlAction.HALT)
                 await self.updater.set_ttl(live, 0.0)

@@ -330,11 +330,7 @@ class Instance(ABC):
         """Return what the whole box uses now."""
 
     async def reboot(self) -> None:
-        """End every process of the box and keep its files, as a restart of a machine does.
-
-        Raises:
-            Unsupported: This engine cannot tell the processes of a box from its own.
-        """
+        """End every process of the box and keep its files, as a restart of a machine does. Raises Unsupported."""
         raise Unsupported("this engine cannot end all processes of a box", op="reboot", remedy="make a new box")
 
     @abstractmethod
