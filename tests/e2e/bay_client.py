@@ -1,6 +1,6 @@
 """Drives the Bay door by `shipyard-neo-sdk`; runs in an environment that has that package.
 
-Arguments: the server's address (host:port), a key of one owner, a key of another.
+Arguments: the server's address (host:port), a key of one owner, a key of another, a key of one who may have one box.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import httpx
 import scenarios
 from shipyard_neo import BayClient, errors
 
-ADDRESS, KEY, OTHER_KEY = sys.argv[1:4]
+ADDRESS, KEY, OTHER_KEY, SMALL_KEY = sys.argv[1:5]
 ENDPOINT = f"http://{ADDRESS}/bay"
 
 
@@ -244,6 +244,13 @@ async def bad_requests_name_their_fault():
             ("POST", f"{place}/shell/exec", b'{"command": "id", "timeout": 301}', 400, "validation_error"),
             ("POST", f"{place}/shell/exec", b'{"command": ""}', 400, "validation_error"),
             ("POST", f"{place}/browser/exec", b'{"cmd": "open x"}', 400, "capability_not_supported"),
+            ("POST", f"{place}/browser/exec_batch", b'{"commands": []}', 400, "capability_not_supported"),
+            ("POST", f"{place}/browser/skills/x/run", b"{}", 400, "capability_not_supported"),
+            ("GET", f"{place}/browser/traces/x", b"", 400, "capability_not_supported"),
+            ("POST", "/v1/skills/candidates", b'{"skill_key": "x"}', 404, "not_found"),
+            ("DELETE", f"{place}/filesystem/files?path=.", b"", 400, "validation_error"),
+            ("POST", f"{place}/shell/exec", b'{"command": "id", "timeout": 0}', 400, "validation_error"),
+            ("POST", f"{place}/extend_ttl", b'{"extend_by": 0}', 400, "validation_error"),
             ("POST", f"{place}/filesystem/upload", b"no form", 400, "validation_error"),
             ("GET", f"{place}/history?limit=0", b"", 400, "validation_error"),
             ("GET", "/v1/skills/releases", b"", 404, "not_found"),
@@ -253,6 +260,13 @@ async def bad_requests_name_their_fault():
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (status, code) and error["message"], (path, answer.text)
             assert answer.headers["x-request-id"] == "req-1"
+
+
+async def quotas_of_the_owner_hold():
+    async with sandbox(SMALL_KEY), BayClient(ENDPOINT, SMALL_KEY, max_retries=0) as client:
+        await refused(errors.QuotaExceededError, client.create_sandbox(ttl=60))
+        assert len((await client.list_sandboxes()).items) == 1, "a refused sandbox was left behind"
+        assert len((await client.cargos.list(managed=True)).items) == 1, "a refused sandbox left its cargo behind"
 
 
 async def a_client_that_leaves_ends_its_command():
@@ -290,5 +304,5 @@ if __name__ == "__main__":
         sandboxes_are_ready_at_once, the_shell_runs_commands, files_are_kept_in_the_workspace,
         history_remembers_executions, clocks_move, keys_make_creation_safe_to_repeat, cargos_outlive_sandboxes,
         pages_have_cursors, strangers_find_nothing, bad_requests_name_their_fault,
-        a_client_that_leaves_ends_its_command, python_keeps_its_variables,
+        quotas_of_the_owner_hold, a_client_that_leaves_ends_its_command, python_keeps_its_variables,
     ])  # fmt: skip

@@ -82,7 +82,17 @@ async def handshake(path, **headers):
         return error.response.status_code, error.response.body
 
 
+async def closes(relay):
+    """Whatever else comes, the server closes this relay as one that has ended well."""
+    try:
+        while True:
+            await asyncio.wait_for(relay.recv(), 60)
+    except websockets.exceptions.ConnectionClosed as closed:
+        assert closed.rcvd is not None and closed.rcvd.code == 1000, closed
+
+
 async def refused_by(call):
+    """The text of the error, or what was answered instead."""
     try:
         return f"accepted: {await call}"
     except Exception as error:

@@ -58,7 +58,15 @@ async def a_session_has_its_own_ship():
             wrong = {"type": "shell/exec", "payload": {"command": "id"}}
             answer = await http.post(f"{ENDPOINT}/ship/{first.id}/exec", json=wrong, headers={"x-session-id": "other"})
             assert answer.status == 403 and (await answer.json())["detail"]
-            assert (await http.get(f"{ENDPOINT}/health")).status == 200
+            for path in ("health", "stat", ""):
+                assert (await http.get(f"{ENDPOINT}/{path}")).status == 200, path
+            nowhere = f"{ENDPOINT}/ship/{uuid.uuid4()}"
+            for answer in (await http.delete(nowhere), await http.post(f"{nowhere}/extend-ttl", json={"ttl": 5})):
+                assert answer.status == 404 and (await answer.json())["detail"], answer
+            for wrong in ({"ttl": 0}, {"ttl": "long"}, {"spec": {"cpus": -1}}):
+                answer = await http.post(f"{ENDPOINT}/ship", json=wrong, headers={"x-session-id": session})
+                assert answer.status == 400 and (await answer.json())["detail"], (wrong, answer)
+            assert (await http.post(f"{ENDPOINT}/ship", json={})).status == 400, "a ship without a session"
 
 
 async def the_shell_runs_commands():

@@ -2,7 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +32,26 @@ def shared() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(shared: Path) -> Iterator[Server]:
     config = shared / "hutch.toml"
-    config.write_text(f'[server]\nlangbot_shared_roots = ["{shared}/data"]\n[quotas.small]\nboxes = 2\n')
+    config.write_text(
+        f'[server]\nlangbot_shared_roots = ["{shared}/data"]\n[quotas.small]\nboxes = 2\n[images]\npull = "never"\n'
+    )
     with serving("--config", str(config)) as started:
         yield started
 
 
-@pytest.fixture(scope="module")
-def outcomes(server: Server, shared: Path) -> dict[str, Any]:
-    (shared / "data" / "link").symlink_to("/etc")
-    host, port = server.tcp().address
-    script = Path(__file__).with_name("langbot_client.py")
-    return run_scenarios(
-        python_of(SDK), script, f"{host}:{port}", server.key("user", "bot"), server.key("user", "small"),
-        str(shared / "data"), str(shared / "elsewhere"),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "scenario",
-    [
+SCENARIOS = {
+    "langbot_channel": (
         "wrong_tokens_and_instances_are_unauthorized",
         "unknown_actions_and_contexts_are_refused",
         "malformed_frames_do_not_end_the_channel",
         "too_many_requests_at_once_are_refused",
+        "capacity_is_limited",
+        "quotas_of_the_owner_hold",
+        "a_newer_generation_retires_older_ones",
+        "a_shutdown_ends_only_its_own_sessions",
+        "cloud_actions_are_refused",
+    ),
+    "langbot_sessions": (
         "commands_run_in_sessions",
         "long_commands_and_long_output",
         "a_timeout_keeps_the_session",
@@ -61,27 +59,54 @@ def outcomes(server: Server, shared: Path) -> dict[str, Any]:
         "sessions_echo_what_was_asked",
         "other_specs_conflict",
         "bad_specs_are_refused",
-        "capacity_is_limited",
-        "quotas_of_the_owner_hold",
+        "a_session_that_broke_is_made_anew",
+        "a_session_stays_for_others_to_see",
+    ),
+    "langbot_files": (
         "workspaces_are_apart_and_kept",
         "shared_directories_are_mounted",
         "skills_are_shown_read_only",
-        "a_session_stays_for_others_to_see",
-        "a_newer_generation_retires_older_ones",
-        "a_shutdown_ends_only_its_own_sessions",
-        "cloud_actions_are_refused",
+    ),
+    "langbot_processes": (
         "processes_are_managed",
         "the_relay_sends_one_line_in_each_frame",
+        "one_client_at_a_time_is_attached",
+        "a_process_is_replaced_by_the_next_of_its_id",
+        "memory_that_runs_out_is_exit_code_137",
         "relays_are_authorized",
-    ],
-)
-def test_the_real_client(outcomes: dict[str, Any], scenario: str) -> None:
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(server: Server, shared: Path) -> Callable[[str], dict[str, Any]]:
+    """Runs a script when it is asked for the first time, and returns the outcomes of its scenarios."""
+    (shared / "data" / "link").symlink_to("/etc")
+    host, port = server.tcp().address
+    keys = server.key("user", "bot"), server.key("user", "small")
+
+    @cache
+    def run(script: str) -> dict[str, Any]:
+        path = Path(__file__).with_name(f"{script}.py")
+        return run_scenarios(
+            python_of(SDK), path, f"{host}:{port}", *keys, str(shared / "data"), str(shared / "elsewhere")
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("script", "scenario"), [(script, each) for script in SCENARIOS for each in SCENARIOS[script]])
+def test_the_real_client(outcomes: Callable[[str], dict[str, Any]], script: str, scenario: str) -> None:
     """Every action, error and limit of the Box Runtime protocol (B22, B23, B28, B29, B44)."""
-    assert not outcomes[scenario]["error"], outcomes[scenario]["error"]
+    assert not outcomes(script)[scenario]["error"], outcomes(script)[scenario]["error"]
 
 
-def test_sessions_are_boxes(server: Server, outcomes: dict[str, Any]) -> None:
-    """A session is a box like any other: listed, limited, with receipts, and counted by action in the metrics (B27)."""
+def test_sessions_are_boxes(server: Server, outcomes: Callable[[str], dict[str, Any]], rootless: bool) -> None:
+    """A session is a box like any other: listed, limited, with receipts, and counted by action in the metrics (B27).
+
+    LangBot asks for a writable root for its MCP servers. It is given where it can be; elsewhere the box says why not.
+    """
+    outcomes("langbot_channel"), outcomes("langbot_sessions"), outcomes("langbot_processes")
     admin = server.unix(hutch_admin="yes")
     boxes = [box for box in admin.good("GET", "/v1/boxes")["boxes"] if box["spec"]["labels"].get("langbot.instance")]
     seen = next(box for box in boxes if box["spec"]["labels"]["langbot.instance"] == "visible")
@@ -89,6 +114,11 @@ def test_sessions_are_boxes(server: Server, outcomes: dict[str, Any]) -> None:
     assert (seen["spec"]["limits"]["memory_mb"], seen["spec"]["limits"]["pids"]) == (300, 77)
     assert seen["spec"]["labels"]["langbot.session"] == "runner-1"
     assert seen["spec"]["idle_timeout_sec"] == 300
+    persistent = next(box for box in boxes if box["spec"]["labels"]["langbot.instance"] == "proc")
+    assert persistent["spec"]["idle_timeout_sec"] == 0
+    assert persistent["spec"]["read_only_root"] is rootless
+    adjusted = {each["field"]: each["reason"] for each in persistent["spec"]["adjustments"]}
+    assert ("read_only_root" in adjusted) is rootless, adjusted
     used = next(box for box in boxes if box["spec"]["labels"]["langbot.instance"] == "timeout")
     receipts = admin.good("GET", f"/v1/receipts?box={used['id']}")["receipts"]
     assert {"exec"} <= {receipt["op"] for receipt in receipts}

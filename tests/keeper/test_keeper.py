@@ -327,6 +327,25 @@ async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -
         assert set(engine.boxes) == {second.id}
 
 
+async def test_an_unreachable_box_is_not_replaced(tmp_path: Path) -> None:
+    """A box is never destroyed because its engine is away: the caller is told, and finds it again later."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        async with hutch.box_for("user", sender_id=1) as first:
+            pass
+        live = await hutch._keeper.live(first.id)
+        live.last_used = live.last_checked = -1e9
+        engine.fault = lambda op, _: Unavailable("no route") if op in ("check", "attach") else None
+        for _ in range(2):  # It is `unknown` from the first time on.
+            with pytest.raises(Unavailable, match="cannot be reached"):
+                async with hutch.box_for("user", sender_id=1):
+                    raise AssertionError("the box was replaced")
+        assert set(engine.boxes) == {first.id}
+        engine.fault = lambda op, _: None
+        async with hutch.box_for("user", sender_id=1) as again:
+            assert (again.id, again.notes) == (first.id, ())
+
+
 async def test_health_is_not_checked_on_every_call(tmp_path: Path) -> None:
     """Proves (lesson 14)."""
     engine = Engine()

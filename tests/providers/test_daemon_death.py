@@ -74,6 +74,25 @@ async def test_boxes_are_unknown_and_come_back(lasting: daemons.Daemon, short_tm
             assert (await again.read(before, wait=5.0)).data, "its jobs went on meanwhile"
 
 
+async def test_a_conversations_box_is_not_replaced_while_its_daemon_is_away(
+    lasting: daemons.Daemon, short_tmp: Path
+) -> None:
+    """`box_for` says that the box cannot be reached, and returns the same one with its files when it can."""
+    async with opened(lasting, short_tmp, lane="api") as hutch:
+        async with hutch.box_for("{chat}", chat=1, spec={"provider": "docker"}) as box:
+            await box.files.write("note.txt", "kept")
+            lasting.kill()
+            await until_unknown(hutch, box)
+        with pytest.raises(Unavailable):
+            async with hutch.box_for("{chat}", chat=1, spec={"provider": "docker"}):
+                raise AssertionError("the box was replaced")
+        lasting.start()
+        async with hutch.box_for("{chat}", chat=1, spec={"provider": "docker"}) as again:
+            assert again.id == box.id
+            assert await again.files.read_text("note.txt") == "kept"
+        await hutch.destroy(box.id)
+
+
 async def test_the_fast_lane_does_not_need_the_daemon(lasting: daemons.Daemon, short_tmp: Path) -> None:
     """Commands go straight to the guest: a dead daemon costs only what the daemon does."""
     async with opened(lasting, short_tmp, lane="fast") as hutch, hutch.box(provider="docker") as box:

@@ -27,6 +27,9 @@ class Door(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket to its end."""
 
+    async def start(self) -> None:
+        """Take up what an earlier server left, because this one is ready. It runs in the background."""
+
     async def drain(self, seconds: float) -> None:
         """End what still runs after at most this time, because the server stops."""
 
@@ -39,6 +42,9 @@ class Doors:
 
     def find(self, scope: Scope) -> Door | None:
         return next((door for door in self._doors if door.claims(scope)), None)
+
+    async def start(self) -> None:
+        await asyncio.gather(*(door.start() for door in self._doors))
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(door.drain(seconds) for door in self._doors))

@@ -144,11 +144,15 @@ async def _serve(
         discovery.notify(ready="1", status=f"listening on {path}" + (f" and {url}" if url else ""))
         if ready is not None:
             ready(state)
-        starting = asyncio.ensure_future(hostings.start())
+        # Protocols that only TCP serves take up their records once.
+        starting = asyncio.gather(hostings.start(), *(app.doors.start() for app in apps[1:]))
+        recording = asyncio.ensure_future(service.history.record())
         stopping = asyncio.ensure_future(stop_requested.wait())
         await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
         discovery.notify(stopping="1", status="finishing what runs")
+        starting.cancel()
+        recording.cancel()
         service.drain()
         draining = asyncio.gather(mounts.drain(table.drain_sec), *(app.doors.drain(table.drain_sec) for app in apps))
         await asyncio.wait({draining}, timeout=MCP_CLOSE_SECONDS)
@@ -158,7 +162,6 @@ async def _serve(
         # Commands are being killed in these requests, which uvicorn does not wait for.
         if unfinished := [task for server, _ in servers for task in server.unfinished_requests]:
             await asyncio.wait(unfinished, timeout=table.drain_sec)
-        starting.cancel()
         await hostings.close()
         await service.keeper.creations.finish(table.drain_sec)
         await service.operations.finish()

@@ -31,6 +31,24 @@ class Health:
         # A stopped box starts when it is used. Replacing it as lost would remove its files.
         return live.record.state in (State.RUNNING, State.PAUSED, State.STOPPED)
 
+    async def is_lost(self, live: Live) -> bool:
+        """Whether the box is beyond use, so that another may take its place.
+
+        An unreachable box is tried again first: it is never given up because its engine is away.
+
+        Raises:
+            Unavailable: The box still cannot be reached.
+        """
+        if await self.is_usable(live):
+            return False
+        if live.record.state is not State.UNKNOWN:
+            return True
+        try:
+            await self.recover(live)
+        except BoxBroken:
+            return True
+        return False
+
     async def check(self, live: Live) -> None:
         """Check a box once. A broken box becomes `error` with its reason, an unreachable one `unknown`."""
         try:

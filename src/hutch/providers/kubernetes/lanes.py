@@ -4,9 +4,10 @@ import asyncio
 import ssl
 from typing import Any
 
-from hutch.errors import BoxBroken, HutchError, Unavailable
+from hutch.errors import BoxBroken, HutchError, Refused, Unavailable
 from hutch.providers.guest_bundle.listener import GUEST_DIR, framed_options
 from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.queued_transport import QueuedTransport
 from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.manifests import PORT
 
@@ -15,7 +16,6 @@ _CONNECT_SECONDS = 5.0
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
 """The first byte of each message of the exec protocol says whose bytes follow."""
 _PIECE = 1 << 17
-HIGH, LOW = 4 << 20, 1 << 20
 
 
 async def connect_directly(address: str, certificate: str, token: str, options: bytes | None) -> Link:
@@ -60,57 +60,34 @@ async def connect_by_exec(cluster: Cluster, pod: str, options: bytes | None) -> 
     try:
         await stream.link.wait_for_hello(TIMEOUT)
     except (BoxBroken, Unavailable) as error:
+        if isinstance(stream.error, Refused):
+            raise stream.error from error
         said = stream.stderr.strip() or (stream.error.message if stream.error else error.message)
         raise Unavailable(f"the guest of {pod} cannot be reached: {said}", op="connect") from error
     return stream.link
 
 
-class ExecStream(asyncio.Transport):
+class ExecStream(QueuedTransport):
     """A link's transport over one exec: bytes in messages of the exec protocol, both ways, in order."""
 
     def __init__(self, cluster: Cluster, pod: str, argv: list[str]) -> None:
         super().__init__()
-        self.link = Link()
-        self.stderr = ""
         self.error: HutchError | None = None
-        self._waiting = bytearray()
-        self._more = asyncio.Event()
-        self._closing = False
-        self._paused = False
-        self.link.connection_made(self)
         self._running = asyncio.create_task(self._run(cluster, pod, argv))
-
-    # --- what the link calls ---------------------------------------------------------------------------------
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._closing:
-            return
-        self._waiting += data
-        self._more.set()
-        if len(self._waiting) > HIGH and not self._paused:
-            self._paused = True
-            self.link.pause_writing()
 
     def close(self) -> None:
         if not self._closing:
             self._closing = True
             self._running.cancel()
 
-    def abort(self) -> None:
-        self.close()
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    # --- inside ----------------------------------------------------------------------------------------------
-
     async def _run(self, cluster: Cluster, pod: str, argv: list[str]) -> None:
         try:
             async with cluster.exec(pod, "relay", argv) as socket:
-                sending = asyncio.create_task(self._send(socket))
+
+                async def send(data: bytes) -> None:
+                    await socket.send_bytes(bytes((_STDIN,)) + data)
+
+                sending = asyncio.create_task(self._send_queue(send, _PIECE))
                 try:
                     await self._receive(socket)
                 finally:
@@ -123,18 +100,6 @@ class ExecStream(asyncio.Transport):
             self._closing = True
             self.link.connection_lost(self.error)
 
-    async def _send(self, socket: Any) -> None:
-        while True:
-            await self._more.wait()
-            data = bytes(self._waiting[:_PIECE])
-            del self._waiting[:_PIECE]
-            if not self._waiting:
-                self._more.clear()
-            await socket.send_bytes(bytes((_STDIN,)) + data)
-            if self._paused and len(self._waiting) < LOW:
-                self._paused = False
-                self.link.resume_writing()
-
     async def _receive(self, socket: Any) -> None:
         while True:
             message = await socket.receive_bytes()
@@ -144,14 +109,6 @@ class ExecStream(asyncio.Transport):
             if channel == _STDOUT:
                 self._feed(data)
             elif channel == _STDERR:
-                self.stderr = (self.stderr + bytes(data).decode("utf-8", "replace"))[-2000:]
+                self.feed_stderr(bytes(data).decode("utf-8", "replace"))
             elif channel == _STATUS:
                 return  # the relay has ended
-
-    def _feed(self, piece: memoryview) -> None:
-        while piece and self.link.usable:
-            room = self.link.get_buffer(len(piece))
-            size = min(len(room), len(piece))
-            room[:size] = piece[:size]
-            self.link.buffer_updated(size)
-            piece = piece[size:]

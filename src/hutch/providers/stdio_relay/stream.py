@@ -7,35 +7,25 @@ pieces of text that end anywhere.
 import asyncio
 import binascii
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from hutch.errors import HutchError, Unavailable
-from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.queued_transport import QueuedTransport
 
-HIGH, LOW = 4 << 20, 1 << 20
 PIECE = 1 << 20
 _LONGEST = 1 << 20
 """Of a line: the relay writes 256 KB at a time, a third more as base64."""
-_KEPT = 2000
 
 
-class RelayStream(asyncio.Transport):
+class RelayStream(QueuedTransport):
     """`feed_output` is given the process's output, `feed_stderr` what it says besides, `ended` its end."""
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
-        self.link = Link()
-        self.stderr = ""
         self._send = send
         self._end = end
         self._rest = ""
-        self._waiting = bytearray()
-        self._more = asyncio.Event()
-        self._closing = False
-        self._paused = False
         self.watching: asyncio.Task[None] | None = None
         """The task that waits for the end of the process."""
-        self.link.connection_made(self)
         self._writer = asyncio.create_task(self._write_out())
 
     # --- what the engine calls -------------------------------------------------------------------------------
@@ -50,13 +40,10 @@ class RelayStream(asyncio.Transport):
                 self._feed(memoryview(binascii.a2b_base64(line, strict_mode=True)))
             except binascii.Error:
                 # A shell or a template may greet before the relay speaks.
-                self.stderr = (self.stderr + line + "\n")[-_KEPT:]
+                self.feed_stderr(line + "\n")
                 if self.link.hello:
                     self._broken("the relay in the box does not speak as it should")
                     return
-
-    def feed_stderr(self, text: str) -> None:
-        self.stderr = (self.stderr + text)[-_KEPT:]
 
     def ended(self, error: Exception | None = None) -> None:
         if not self._closing:
@@ -65,53 +52,18 @@ class RelayStream(asyncio.Transport):
 
     # --- what the link calls ---------------------------------------------------------------------------------
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._closing:
-            return
-        self._waiting += data
-        self._more.set()
-        if len(self._waiting) > HIGH and not self._paused:
-            self._paused = True
-            self.link.pause_writing()
-
-    def abort(self) -> None:
-        self.close()
-
     def close(self) -> None:
         if not self._closing:
             self._stop()
             _forgotten(asyncio.ensure_future(self._end()))
 
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
     # --- inside ----------------------------------------------------------------------------------------------
 
     async def _write_out(self) -> None:
         try:
-            while True:
-                await self._more.wait()
-                data = bytes(self._waiting[:PIECE])
-                del self._waiting[:PIECE]
-                if not self._waiting:
-                    self._more.clear()
-                await self._send(data)
-                if self._paused and len(self._waiting) < LOW:
-                    self._paused = False
-                    self.link.resume_writing()
+            await self._send_queue(self._send, PIECE)
         except HutchError as error:
             self.ended(error)
-
-    def _feed(self, piece: memoryview) -> None:
-        while piece and self.link.usable:
-            room = self.link.get_buffer(len(piece))
-            size = min(len(room), len(piece))
-            room[:size] = piece[:size]
-            self.link.buffer_updated(size)
-            piece = piece[size:]
 
     def _broken(self, why: str) -> None:
         self.close()

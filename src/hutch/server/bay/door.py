@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import hutch
 from hutch.errors import HutchError, Invalid, Unsupported
-from hutch.logs import redact
+from hutch.logs import log, redact
 from hutch.model.files import FileKind
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
@@ -89,6 +89,8 @@ class BayDoor(HttpDoor):
             Route("PATCH", f"{box}/history/{{execution}}", self._annotate, body=Annotation),
             Route("POST", f"{box}/browser/exec", self._no_browser),
             Route("POST", f"{box}/browser/exec_batch", self._no_browser),
+            Route("POST", f"{box}/browser/skills/{{skill}}/run", self._no_browser),
+            Route("GET", f"{box}/browser/traces/{{trace}}", self._no_browser),
             Route("POST", "/v1/cargos", self._create_cargo, body=CreateCargo),
             Route("GET", "/v1/cargos", self._list_cargos, query=ListQuery),
             Route("GET", "/v1/cargos/{cargo}", self._get_cargo),
@@ -97,11 +99,18 @@ class BayDoor(HttpDoor):
         self._sandboxes = Sandboxes(service)
         self._replies = IdempotentReplies()
 
-    async def drain(self, seconds: float) -> None:
-        await self._sandboxes.close()
-
     async def prepare(self) -> None:
         await self._sandboxes.load()
+
+    async def start(self) -> None:
+        """Take up the sandboxes of an earlier server, which expire whether somebody asks for them or not."""
+        try:
+            await self.prepare()
+        except HutchError as error:  # Each request tries again, and tells its caller.
+            log("server").warning("sandboxes not loaded", operation=self.name, error=error)
+
+    async def drain(self, seconds: float) -> None:
+        await self._sandboxes.close()
 
     def render(self, error: HutchError) -> Reply:
         code, status = _CODES.get(error.code, ("conflict", 409))

@@ -59,11 +59,14 @@ class HttpDoor:
         here = path == self.prefix or path.startswith(f"{self.prefix}/")
         return scope["type"] == "http" and here and scope["client"] is not None and scope["client"][0] != UNIX
 
-    async def drain(self, seconds: float) -> None:
-        return None
-
     async def prepare(self) -> None:
         """Called before each authenticated request."""
+
+    async def start(self) -> None:
+        return None
+
+    async def drain(self, seconds: float) -> None:
+        return None
 
     def render(self, error: HutchError) -> Reply:
         """Return the answer that tells the protocol's client of an error."""

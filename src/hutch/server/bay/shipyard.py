@@ -22,6 +22,7 @@ from hutch.logs import redact
 from hutch.model.files import FileKind
 from hutch.model.limits import LimitsAsked
 from hutch.model.spec import Spec
+from hutch.model.state import State
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
 from hutch.server.bay.http import HttpDoor, Route, encode, receive_upload
@@ -32,7 +33,8 @@ from hutch.server.keyed_boxes import KeyedBoxes, bots_profile
 from hutch.server.request import BYTES, Call, Reply
 from hutch.server.service import Service
 
-RUNNING = 1
+RUNNING, STOPPED = 1, 0
+"""What a ship's `status` says: AstrBot uses a running one, and asks for another instead of any other."""
 _MEMORY = re.compile(r"(\d{1,9})\s*([kmg]?)i?b?", re.IGNORECASE)
 _MEGABYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1.0, "g": 1024.0}
 _ENCODINGS = frozenset({
@@ -351,7 +353,8 @@ def _shown(live: Live) -> dict[str, Any]:
     since = 0.0 if live.pins else time.monotonic() - live.last_used
     used_at = time.time() - since
     return {
-        "id": record.spec.labels["shipyard.ship"], "status": RUNNING, "created_at": time_of(record.created_at),
+        "id": record.spec.labels["shipyard.ship"], "status": STOPPED if record.state is State.ERROR else RUNNING,
+        "created_at": time_of(record.created_at),
         "updated_at": time_of(used_at), "container_id": record.id, "ip_address": "",
         "ttl": round(record.spec.idle_timeout_sec), "max_session_num": int(record.spec.labels["shipyard.sessions"]),
         "current_session_num": 1, "expires_at": time_of(used_at + record.spec.idle_timeout_sec),

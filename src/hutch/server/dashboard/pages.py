@@ -20,6 +20,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
 IMMUTABLE = "public, max-age=31536000, immutable"
@@ -78,6 +79,9 @@ class DashboardDoor:
             listed.append((b"content-encoding", b"gzip"))
         await _answer(send, 200, b"" if scope["method"] == "HEAD" else body, listed)
 
+    async def start(self) -> None:
+        """There is nothing to take up."""
+
     async def drain(self, seconds: float) -> None:
         """Nothing of it outlives a request."""
 
@@ -85,8 +89,8 @@ class DashboardDoor:
 CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'", "script-src 'self'", "style-src 'self'", "style-src-attr 'unsafe-inline'",
-        "img-src 'self' data: blob:", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'", "form-action 'none'",
-        "frame-ancestors 'none'",
+        "img-src 'self' data: blob:", "font-src 'self'", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'",
+        "form-action 'none'", "frame-ancestors 'none'",
     )
 )  # fmt: skip
 """Everything comes from this origin. The terminal colours its cells by style attributes, which no text of a box can

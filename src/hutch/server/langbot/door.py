@@ -59,6 +59,9 @@ class LangBotDoor:
         path: str = scope["path"]
         return scope["type"] == "websocket" and (path == RPC or path.startswith(RELAY))
 
+    async def start(self) -> None:
+        return None
+
     async def drain(self, seconds: float) -> None:
         """Give running actions their time to answer, then close the channels; LangBot connects again by itself."""
         await asyncio.gather(*(channel.drain(seconds) for channel in tuple(self._channels)))

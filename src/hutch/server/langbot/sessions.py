@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import Conflict, Gone, Invalid, NotFound
+from hutch.errors import Conflict, FileMissing, Gone, Invalid, NotFound
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.locks import KeyedLocks
@@ -153,8 +153,11 @@ class Sessions:
             labels[_LABEL + name] = text = msgspec.json.encode(getattr(spec, name)).decode()
             if len(text) > _MAX_LABEL:
                 raise Invalid(f"{name} has more than {_MAX_LABEL} characters")
-        with granted(*self._roots.paths):
-            return await self.boxes.create(caller, _key(physical), wanted.but(labels=labels))
+        try:
+            with granted(*self._roots.paths):
+                return await self.boxes.create(caller, _key(physical), wanted.but(labels=labels))
+        except (NotFound, FileMissing) as error:  # The image, which is not to look like a missing session.
+            raise Invalid(error.message, remedy=error.remedy) from error
 
     async def _wanted(self, caller: Caller, context: Context, spec: BoxSpec) -> Spec:
         workspace = Workspace()
@@ -182,7 +185,9 @@ class Sessions:
             limits=LimitsAsked(
                 cpus=spec.cpus, memory_mb=spec.memory_mb, pids=spec.pids_limit, disk_mb=spec.workspace_quota_mb or None
             ),
-            read_only_root=spec.read_only_rootfs,
+            # A root that need not be read-only is as the profile has it. LangBot's commands run as an ordinary user,
+            # who can write to the same places either way, so a machine without writable roots need not refuse.
+            read_only_root=spec.read_only_rootfs or None,
             idle_timeout_sec=0 if spec.persistent else SESSION_TTL_SECONDS,
         )
 

@@ -167,6 +167,9 @@ class PreviewDoor:
             return Visit(name.port, headers["host"], scheme)
         return Visit(name.port, f"localhost:{name.port}", scheme, path_name.prefix)
 
+    async def start(self) -> None:
+        return None
+
     async def drain(self, seconds: float) -> None:
         """Let short requests finish, then end streams, which would never end by themselves."""
         with suppress(TimeoutError):
