@@ -26,8 +26,10 @@ class Layers(ABC):
     """The states of one live box's files. Calls for one box come one after the other."""
 
     @abstractmethod
-    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False) -> Frozen:
+    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False) -> Frozen:
         """Freeze the present state; the box goes on from it. `kill` ends its processes first.
+
+        With `to_fork`, a fork of the state follows at once, which an engine may prepare.
 
         Raises:
             EngineError: It failed, and the box is as it was; the details name the step.

@@ -3,29 +3,31 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
 from hutch.keeper.boxes.clocks import orphan_grace, own_ttl
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.boxes.records import BoxRecord, ForkOrigin
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.volumes import Volumes, volumes_of
 from hutch.logs import conceal, log
 from hutch.model.boxes import EventCause, Lease
 from hutch.model.ids import BoxId, new_box_id
-from hutch.model.spec import EffectiveSpec, MountMode, Order, Spec
+from hutch.model.spec import CheckedMounts, EffectiveSpec, MountMode, Order, Spec, volume_of
 from hutch.model.state import State
 from hutch.providers.base import Instance, InstanceRecord, Provider
 
-MakeInstance = Callable[[Order, InstanceRecord], Awaitable[Instance]]
-"""Has the engine make a box: `Provider.create`, or a fork."""
+Made = tuple[Instance, dict[str, Any]]
+"""A box that its engine has made, and what else its record has to say."""
+MakeInstance = Callable[[Order, InstanceRecord], Awaitable[Made]]
 
 
 class Creator:
@@ -75,19 +77,17 @@ class Creator:
                 self._engines.record_success(effective.provider)
                 return live
 
-    async def fork(self, source: Live, state: str, lease: Lease | None) -> tuple[Live, str]:
-        """Return a running box like `source` that begins with a state of its files, and that state's name there."""
+    async def fork(self, source: Live, state: Awaitable[str], lease: Lease | None) -> Live:
+        """Return a running box like `source` that begins with a state of its files."""
         record = source.record
         spec = record.spec.but(name="", secrets=_secrets_of(source))
         provider = self._engines.provider(record.instance.provider)
-        started: list[str] = []
 
-        async def make(order: Order, planned: InstanceRecord) -> Instance:
+        async def make(order: Order, planned: InstanceRecord) -> Made:
             instance, start = await provider.fork(order, planned, source.running, state)
-            started.append(start)
-            return instance
+            return instance, {"origin": ForkOrigin(box_id=record.id, state=await state, start=start)}
 
-        return await self._create_on(provider, spec, lease, record.owner, "", make), started[0]
+        return await self._create_on(provider, spec, lease, record.owner, "", make)
 
     async def _create_on(
         self,
@@ -104,7 +104,7 @@ class Creator:
             async with self._capacity.reserve(box_id, owner, effective):
                 live, order = await self._open(box_id, provider, effective, lease, owner, key)
         try:
-            await self._boot(live, provider, order, make or provider.create)
+            await self._boot(live, provider, order, make)
         except BaseException as error:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
@@ -148,14 +148,26 @@ class Creator:
     async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float) -> Order:
         """Return the order for the engine, with the host mounts checked now: they may have changed since a stop."""
         places = self._engines.check_mounts(spec)
-        kind, _, volume = spec.workspace.source.partition(":")
-        if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
-            places = places.but(workspace=await self._volumes.check_mount(volume, spec.workspace.mode, owner))
+        if volumes_of(spec):
+            places = await self._add_volumes(spec, owner, places)
         places = await self._skills.add_mount(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace, owner=owner)
+
+    async def _add_volumes(self, spec: EffectiveSpec, owner: str, places: CheckedMounts) -> CheckedMounts:
+        """Add the owner's volumes that the spec names. NotFound if there is no such volume."""
+        workspace = spec.workspace
+        volume = volume_of(workspace.source)
+        if volume is not None and workspace.mode is not MountMode.NONE:
+            places = places.but(workspace=await self._volumes.check_mount(volume, workspace.mode, owner))
+        for mount in spec.mounts:
+            volume = volume_of(mount.source)
+            if volume is not None and mount.mode is not MountMode.NONE:
+                checked = await self._volumes.check_mount(volume, mount.mode, owner, mount.target)
+                places = places.but(mounts=(*places.mounts, checked))
+        return places
 
     async def order_again(self, record: BoxRecord) -> Order:
         """Return the order for a box that existed before.
@@ -192,13 +204,17 @@ class Creator:
             )  # fmt: skip
         await self._skills.ensure_shown(live)
 
-    async def _boot(self, live: Live, provider: Provider, order: Order, make: MakeInstance) -> None:
+    async def _boot(self, live: Live, provider: Provider, order: Order, make: MakeInstance | None) -> None:
+        fields: dict[str, Any] = {}
         with telemetry.step("hutch.create.engine", provider=provider.name):
-            live.instance = await make(order, live.record.instance)
+            if make is None:
+                live.instance = await provider.create(order, live.record.instance)
+            else:
+                live.instance, fields = await make(order, live.record.instance)
         async with live.state_lock:
             with telemetry.step("hutch.create.running"):
                 await self._states.change(
-                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
+                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record, **fields
                 )
         live.last_checked = time.monotonic()
 

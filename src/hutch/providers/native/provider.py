@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
@@ -366,7 +366,7 @@ class NativeProvider(Provider):
             return None
 
     async def fork(
-        self, order: Order, planned: InstanceRecord, source: Instance, state: str
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
     ) -> "tuple[NativeInstance, str]":
         from hutch.providers.native.layers import forks
 

@@ -31,12 +31,17 @@ class NativeLayers(Layers):
         self._ask = ask
         self._sharing = asyncio.Lock()
         """Held while mounts are shared: that changes a limit of the box's namespace for a moment."""
+        self._shared: wire.Message | None = None
+        """Shared mounts that came with a state which is about to be forked."""
 
-    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False) -> Frozen:
+    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False) -> Frozen:
         if kill:
             await self._end_processes()
-        answer = await self._request("checkpoint", keep=keep)
+        async with self._sharing if to_fork else contextlib.nullcontext():
+            answer = await self._request("checkpoint", keep=keep, share=to_fork)
         if "busy" not in answer:
+            if to_fork:
+                self._shared = answer
             return Frozen(state=_state(answer["state"]), way=Way.SWITCH)
         return await self._copy(answer, keep)
 
@@ -104,9 +109,17 @@ class NativeLayers(Layers):
 
     async def share(self) -> tuple[int, list[int]]:
         """Copies of the mounts that hold this box's layers: how many, and all descriptors, some of them twice."""
-        async with self._sharing:
-            answer = await self._request("share")
+        answer, self._shared = self._shared, None
+        if answer is None:
+            async with self._sharing:
+                answer = await self._request("share")
         return int(answer["sources"]), answer.get("fds", [])
+
+    def forget_shared(self) -> None:
+        """Close shared mounts that no fork has asked for."""
+        answer, self._shared = self._shared, None
+        if answer is not None:
+            close(answer.get("fds", []))
 
     async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:
         """Give this new box the state of another, and return the state's name here."""
@@ -143,6 +156,7 @@ class NativeLayers(Layers):
             os.close(memory)
 
     async def _request(self, action: str, fds: list[int] | None = None, **values: Any) -> wire.Message:
+        self.forget_shared()
         facts = self._box.record.data
         if "namespaces" not in facts:
             raise Unsupported(

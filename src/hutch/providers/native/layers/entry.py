@@ -7,8 +7,8 @@ only.
 
 import array
 import errno
+import fcntl
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +55,8 @@ class LayerEntry:
         self._request = request
         self._sock = sock
         self._guests: list[socket.socket] = []
+        self._busy: list[str] = []
+        self._busy_count = 0
         self._namespaces: list[int] = []
         self._sent: list[int] = []
         self._unmapped: list[int] = []
@@ -68,20 +70,24 @@ class LayerEntry:
     def run(self) -> NoReturn:
         """Do it, report, and end; never returns."""
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setsid()  # so that no signal to the spawner's group ends it half-way
-            kernel.close_all_but([self._sock.fileno(), *self._request.fds])
-            action, needs_quiet, needs_entry = _ACTIONS[self._request.action]
+            action, quiet = _ACTIONS[self._request.action]
+            if self._request.values.get("text"):
+                import difflib  # noqa: F401 no module can be loaded from inside the box
             self._proc_self = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            if needs_quiet or (needs_entry and not self._request.has_id_ranges):
-                self._ask_guests(stand_still=needs_quiet)
+            self._ask(stand_still=quiet)
             self.step = "enter the namespaces"
             self._enter()
-            self.step = self._request.action
+            self.step = "read the mounts"
             os.chdir("/")
+            # The process before this one may still be unmounting the view that it has replaced.
+            lock = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             self._check_unmapped()
-            answer = action(self, View(self._proc_self))
+            view = View(self._proc_self)
+            if quiet:
+                self._await_stillness()
+            self.step = self._request.action
+            answer = action(self, view)
             wire.send(self._sock, {"ready": True, **answer}, self._sent)
         except Busy as busy:
             wire.send(self._sock, {"busy": list(busy.args[0]), "count": busy.args[1]}, self._namespaces)
@@ -93,17 +99,24 @@ class LayerEntry:
             guest.close()  # the box goes on
         self._sock.close()
         with suppress(BaseException):
+            view.release()
+            os.close(lock)
             self._remove_unused()
         os._exit(0)
 
     # --- entering ---------------------------------------------------------------------------------------------
 
-    def _ask_guests(self, *, stand_still: bool) -> None:
-        """Ask every guest to stand still, PID 1 last, which also says what else runs in the box."""
+    def _ask(self, *, stand_still: bool) -> None:
+        """Ask every guest to stand still, PID 1 last, which also says what else runs in the box.
+
+        Root needs no guest to enter the box, so PID 1 answers while this process enters. Without root the way into the
+        box is a part of the answer.
+        """
+        is_frozen = bool(self._given("namespaces"))  # then nobody would answer
+        if is_frozen or not (stand_still or not self._request.has_id_ranges):
+            return
         names = sorted(name for name in os.listdir(self._request.directory) if name.startswith("deputy"))
         pids: list[int] = []
-        busy: list[str] = []
-        count = 0
         for name in (*names, "guest"):
             self.step = f"ask the box's {name}"
             try:
@@ -117,15 +130,33 @@ class LayerEntry:
             if name == "guest" and not self._request.has_id_ranges:
                 fields["namespaces"] = True
             sock.sendall(frame(REQUEST, 1, encode(fields)))
-            pids.append(_Answer(sock).fields["pid"])  # the guest's HELLO comes first
-            answer = _Answer(sock)
-            if "code" in answer.fields:
-                raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), name)
-            busy += [str(each)[:100] for each in answer.fields["busy"]]
-            count += int(answer.fields["count"])
-            self._namespaces = answer.descriptors
-        if stand_still and count:
-            raise Busy(busy[:20], count)
+            if name != "guest":
+                pids.append(self._hear(sock))
+        if not self._request.has_id_ranges:
+            self._hear(self._guests[-1])
+
+    def _await_stillness(self) -> None:
+        """Wait until the last guest stands still.
+
+        Raises:
+            Busy: Something works in the box.
+        """
+        if self._request.has_id_ranges:
+            self.step = "await the box's guest"
+            self._hear(self._guests[-1])
+        if self._busy_count:
+            raise Busy(self._busy[:20], self._busy_count)
+
+    def _hear(self, guest: socket.socket) -> int:
+        """Read a guest's answer and return its pid."""
+        pid: int = _Answer(guest).fields["pid"]  # the guest's HELLO comes first
+        answer = _Answer(guest)
+        if "code" in answer.fields:
+            raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), "guest")
+        self._busy += [str(each)[:100] for each in answer.fields["busy"]]
+        self._busy_count += int(answer.fields["count"])
+        self._namespaces = answer.descriptors
+        return pid
 
     def _enter(self) -> None:
         request = self._request
@@ -228,11 +259,13 @@ class LayerEntry:
         """Freeze the present layer, and go on in a new one. If nothing was changed in it, it stays."""
         if len(view.state) > 1 and not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts)):
             self._keep(view, view.state)
-            return {"state": view.state[1:], "layer": view.layer}
-        below = self._squashed(view, view.state)
-        layer = self._switch(view, below)
-        self._keep(view, [layer, *below])
-        return {"state": below, "layer": layer, "squashed": below != view.state}
+            answer: dict[str, Any] = {"state": view.state[1:], "layer": view.layer}
+        else:
+            below = self._squashed(view, view.state)
+            layer = self._switch(view, below)
+            self._keep(view, [layer, *below])
+            answer = {"state": below, "layer": layer, "squashed": below != view.state}
+        return {**answer, **self.share(view)} if self._request.values.get("share") else answer
 
     def copy(self, view: View) -> dict[str, Any]:
         """Copy the present layer of a box that is frozen as a whole."""
@@ -440,14 +473,14 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-_ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool, bool]] = {
-    "checkpoint": (LayerEntry.checkpoint, True, True),
-    "copy": (LayerEntry.copy, False, False),
-    "rollback": (LayerEntry.rollback, True, True),
-    "compare": (LayerEntry.compare, False, True),
-    "share": (LayerEntry.share, False, True),
-    "adopt": (LayerEntry.adopt, True, True),
-    "merge": (LayerEntry.merge, True, True),
-    "prune": (LayerEntry.prune, False, True),
+_ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] = {
+    "checkpoint": (LayerEntry.checkpoint, True),
+    "copy": (LayerEntry.copy, False),
+    "rollback": (LayerEntry.rollback, True),
+    "compare": (LayerEntry.compare, False),
+    "share": (LayerEntry.share, False),
+    "adopt": (LayerEntry.adopt, False),
+    "merge": (LayerEntry.merge, True),
+    "prune": (LayerEntry.prune, False),
 }
-"""Each operation, whether the box must stand still for it, and whether the guest may be asked for the way in."""
+"""Each operation, and whether the box must stand still for it. A box that adopts layers has run nothing yet."""

@@ -7,6 +7,7 @@ fork's own store links their files, so that both boxes can go without the other.
 import asyncio
 import json
 import os
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, cast
 
 from hutch.errors import EngineError
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
 
 
 async def fork(
-    provider: "NativeProvider", order: Order, planned: InstanceRecord, source: Instance, state: str
+    provider: "NativeProvider", order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
 ) -> "tuple[NativeInstance, str]":
-    """Make the box while the layers of the other are being shared, and have it adopt them."""
+    """Make the box while the layers of the other are being frozen and shared, and have it adopt them."""
     store = planned.data.get("store")
     if isinstance(store, str):
-        return await _fork_store(provider, order, planned, str(source.record.data["store"]), store, state), state
-    layers = cast(NativeLayers, source.layers)
-    sharing = asyncio.ensure_future(layers.share())
+        frozen = await state
+        return await _fork_store(provider, order, planned, str(source.record.data["store"]), store, frozen), frozen
+    sharing = asyncio.ensure_future(_share(cast(NativeLayers, source.layers), state))
     try:
         made = await provider.create(order, planned)
     except BaseException:
         sharing.add_done_callback(_drop)
         raise
     try:
-        count, shared = await sharing
+        frozen, count, shared = await sharing
         try:
-            return made, await made.layers.adopt(state, count, shared)
+            return made, await made.layers.adopt(frozen, count, shared)
         finally:
             close(shared)
     except BaseException:
@@ -48,9 +49,13 @@ async def fork(
         raise
 
 
-def _drop(sharing: "asyncio.Future[tuple[int, list[int]]]") -> None:
+async def _share(layers: NativeLayers, state: Awaitable[str]) -> tuple[str, int, list[int]]:
+    return await state, *await layers.share()
+
+
+def _drop(sharing: "asyncio.Future[tuple[str, int, list[int]]]") -> None:
     if not sharing.cancelled() and sharing.exception() is None:
-        close(sharing.result()[1])
+        close(sharing.result()[2])
 
 
 async def _fork_store(

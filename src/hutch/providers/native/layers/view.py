@@ -21,8 +21,9 @@ from hutch.linux import kernel
 from hutch.providers.native.rootfs.root import upper_directory as upper
 from hutch.providers.native.rootfs.root import work_directory
 
-MERGED, NEXT, CURRENT = "m", "n", "current"
-"""Names in the base: the merged view, the view that is being prepared, and the file that names the topmost layer."""
+MERGED, NEXT, OLD, CURRENT = "m", "n", "old", "current"
+"""Names in the base: the merged view, the one that is being prepared, the one that was replaced, and the file that
+names the topmost layer."""
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 _MOUNTS_AT = ("sys", "mnt", "proc")
 """Directories of every root on which the next view is mounted for the moment in which it takes the place of the old."""
@@ -54,6 +55,19 @@ def mounts(proc_self: int) -> list[Mount]:
     with open(fd, encoding="utf-8", errors="surrogateescape") as file:
         # The masks of /proc come along with it, and are half of all mounts.
         return [_parse(line) for line in file if " /m/proc/" not in line]
+
+
+def warm_up() -> None:
+    """Do what takes longest the first time in a process: parse mounts, and make a system call."""
+    own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for each in mounts(own):
+            _lowers(each)
+        decode(encode([each.place for each in mounts(own)]))
+    finally:
+        os.close(own)
+    with suppress(OSError):
+        umount("")  # there is no such path
 
 
 def _parse(line: str) -> Mount:
@@ -108,7 +122,7 @@ class View:
         while True:
             self._all = mounts(self._proc_self)
             stacked = [number for number, each in enumerate(self._all) if each.place == MERGED]
-            left = [each for each in self._all if each.place == NEXT or each.place.startswith("v-")]
+            left = [each for each in self._all if each.place in (NEXT, OLD) or each.place.startswith("v-")]
             if not stacked:
                 raise OSError(errno.ENOENT, "the box has no merged view", MERGED)
             if len(stacked) > 1:
@@ -148,7 +162,7 @@ class View:
             if self._part(each):
                 self._bring_all_below(each)
             elif self._is_own(each):
-                place = self._point(each, is_directory=True)
+                place = self._point(each)
                 kernel.mount(place, place, None, kernel.MS_BIND, None)
                 self._bring_all_below(each)
             else:
@@ -163,14 +177,28 @@ class View:
         kernel.mount(NEXT, f"{MERGED}/{point}", None, MS_MOVE, None)
         os.chroot(MERGED)
         os.chdir(f"/{point}")
+        old = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         kernel.syscall("pivot_root", b".", b".")
-        kernel.syscall("umount2", b".", kernel.MNT_DETACH)
+        # The old view lies over the new one now, and a process that asks for "/.." would get there.
+        with suppress(FileExistsError):
+            os.mkdir(OLD, 0o755, dir_fd=base)
+        kernel.move_mount(old, base, OLD)
+        os.close(old)
         os.fchdir(base)
         os.close(base)
         # A chroot(2) back to the base is not needed: every path below is relative to the working directory.
         write_file(CURRENT, layer.encode())
         with suppress(FileNotFoundError):
             os.rmdir(NEXT)
+
+    def release(self) -> None:
+        """Unmount the view that was replaced, if there is one.
+
+        The kernel waits for all processors then, so this is done when the box works again.
+        """
+        if os.path.isdir(OLD):
+            umount(OLD)
+            os.rmdir(OLD)
 
     def abandon(self, layer: str) -> None:
         """Remove a prepared view that is not wanted."""
@@ -194,16 +222,15 @@ class View:
 
     def _bring(self, mount: Mount) -> None:
         """Mount the same at the same place of the prepared view, with all that is mounted in it."""
-        is_directory = stat.S_ISDIR(os.lstat(mount.place).st_mode)
-        kernel.mount(mount.place, self._point(mount, is_directory=is_directory), None, _BIND_ALL, None)
+        kernel.mount(mount.place, self._point(mount), None, _BIND_ALL, None)
 
-    def _point(self, mount: Mount, *, is_directory: bool) -> str:
+    def _point(self, mount: Mount) -> str:
         """The mount point in the prepared view, which an earlier state of the files may lack."""
         place = f"{NEXT}/{mount.place.removeprefix(f'{MERGED}/')}"
         try:
             os.close(kernel.openat2(kernel.AT_FDCWD, place, os.O_PATH, _UNTIED))
         except FileNotFoundError:
-            _make_point(place, is_directory)
+            _make_point(place, stat.S_ISDIR(os.lstat(mount.place).st_mode))
         return place
 
 

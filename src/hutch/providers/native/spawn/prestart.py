@@ -270,22 +270,6 @@ class Children:
         theirs.close()
         return ours
 
-    def work_on_layers(self, message: wire.Message, fds: list[int]) -> socket.socket:
-        """Fork a process that works on the layers of a box's files. It reports on the returned socket."""
-        from hutch.providers.native.layers.entry import LayerEntry, LayerRequest  # most boxes have one layer
-
-        if message["values"].get("text"):
-            import difflib  # noqa: F401 the fork uses it where no module can be loaded
-        request = LayerRequest(
-            processes.Identity(message["pid"], message["start"], message["boot"]), message["directory"],
-            self.has_id_ranges, tuple(message["namespaces"]), message["action"], message["values"], fds,
-        )  # fmt: skip
-        ours, theirs = wire.pair()
-        if os.fork() == 0:
-            LayerEntry(request, theirs).run()
-        theirs.close()
-        return ours
-
     def assign(self, child: Child, order: Order) -> None:
         """Give `order` to a prestarted child.
 

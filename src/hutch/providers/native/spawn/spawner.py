@@ -21,6 +21,7 @@ from hutch.providers.native.rootfs import root
 from hutch.providers.native.spawn import kernel_limits, wire
 from hutch.providers.native.spawn.child_steps import BoxParameters, OrderDescriptors, SpawnerSettings
 from hutch.providers.native.spawn.enter import EntryRequest
+from hutch.providers.native.spawn.layer_workers import LayerWorkers
 from hutch.providers.native.spawn.prestart import Child, Children, Order
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Spawner:
         """
         self._entering: dict[int, tuple[socket.socket, int]] = {}
         """Sockets of processes that enter a box, with the number of the request."""
+        self._layer_workers = LayerWorkers(has_id_ranges=children.has_id_ranges)
         self._prestarted: list[Child] = []
         self._last_order: Order | None = None
         """The newest order whose template children may be prestarted from."""
@@ -96,11 +98,16 @@ class Spawner:
             if not _became_guest(child):
                 self._children.end(child)
         self._prestarted.clear()
+        self._layer_workers.close()
         self._starting.clear()  # the keeper notices our end
         self._reap()  # boxes that have just ended give their network links back
         self._children.close()
 
     def _timeout(self) -> float:
+        children, workers = self._children_timeout(), self._layer_workers.timeout()
+        return max(children, workers) if min(children, workers) < 0 else min(children, workers)
+
+    def _children_timeout(self) -> float:
         if not self._prestarting:
             return -1
         if len(self._prestarted) < PRESTARTED_CHILDREN:
@@ -108,10 +115,12 @@ class Spawner:
         return max(0.0, self._last_order_at + PRESTART_TIMEOUT - time.monotonic())
 
     def _idle(self) -> None:
-        """Prestart one child, or end them all after a long time without orders."""
+        """Prestart one child or worker, or end them after a long time in which they were not needed."""
         self._check_starting()
         if self._starting:
             return  # a child that somebody waits for needs the processors more
+        if self._layer_workers.idle() or not self._prestarting:
+            return
         if time.monotonic() - self._last_order_at >= PRESTART_TIMEOUT:
             self._drop_prestarted()
             self._prestarting = False
@@ -139,7 +148,7 @@ class Spawner:
                 process = processes.Identity(message["pid"], message["start"], message["boot"])
                 self._await_entry(self._children.show(process, root.HostMount(*message["host_mount"])), message["n"])
             elif message["op"] == "layers":
-                self._await_entry(self._children.work_on_layers(message, fds), message["n"])
+                self._await_entry(self._layer_workers.begin(message, fds), message["n"])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
