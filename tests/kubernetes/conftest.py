@@ -21,7 +21,8 @@ def cluster_settings() -> dict[str, Any]:
     missing = [name for name in VARIABLES.values() if not os.environ.get(name)]
     if missing:
         pytest.skip(f"needs a real cluster: set {', '.join(missing)}")
-    return {key: os.environ[name] for key, name in VARIABLES.items()} | {"pull": "Never"}
+    storage = os.environ.get("HUTCH_TEST_KUBE_STORAGE_CLASS", "")
+    return {key: os.environ[name] for key, name in VARIABLES.items()} | {"pull": "Never", "storage_class": storage}
 
 
 def provider_of(settings: dict[str, Any], **changes: Any) -> KubernetesProvider:

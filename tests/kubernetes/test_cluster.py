@@ -9,10 +9,13 @@ import pytest
 
 from hutch.errors import BoxBroken, NotFound, QuotaExceeded, Unavailable
 from hutch.model.results import Cause
+from hutch.model.spec import Retention
 from hutch.providers.base import Command
 from hutch.providers.guest_bundle.pack import guest_bundle
 from hutch.providers.kubernetes import manifests
+from hutch.providers.kubernetes import provider as provider_module
 from hutch.providers.kubernetes.instance import PodInstance
+from hutch.providers.kubernetes.pods import Phase, phase
 from hutch.providers.kubernetes.provider import KubernetesProvider
 from tests.kubernetes.conftest import provider_of
 from tests.kubernetes.orders import order
@@ -120,14 +123,94 @@ async def test_a_box_that_fits_on_no_node(cluster_settings: Settings) -> None:
     await provider.close()
 
 
-async def test_leftovers_of_a_killed_creation_are_swept(cluster_settings: Settings) -> None:
+async def test_leftovers_of_a_killed_creation_are_swept(
+    cluster_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A secret and a policy without a Pod are removed once no creation can still want them (lesson 2)."""
     provider = provider_of(cluster_settings)
     ordered = order()
+    name = manifests.name(ordered.box_id)
     await provider.cluster.create(manifests.network_policy(ordered))
-    assert await provider.sweep() == ()  # it may belong to a creation that still runs
-    found = await provider.cluster.objects("NetworkPolicy", {manifests.BOX: ordered.box_id})
-    assert len(found) == 1
-    await provider.destroy(provider.plan(ordered))
+    assert name not in {each.name for each in await provider.sweep()}  # It may belong to a creation that still runs.
+    assert len(await provider.cluster.objects("NetworkPolicy", {manifests.BOX: ordered.box_id})) == 1
+    assert await provider.sweep() == ()  # A process looks only now and then.
+    monkeypatch.setattr(provider_module, "_LONG_AGO_SECONDS", 0.0)
+    assert name in {each.name for each in await provider.sweep(dry_run=True)}
+    assert name in {each.name for each in await provider.sweep()}
     assert await provider.cluster.objects("NetworkPolicy", {manifests.BOX: ordered.box_id}) == []
     await provider.close()
+
+
+async def test_a_pod_that_nobody_keeps_ends_and_is_swept(
+    cluster_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A box whose keeper and store are gone is ended by its own clock; any other keeper removes what is left (B8)."""
+    async with box(cluster_settings) as (provider, instance):
+        await instance.set_clocks(orphan_grace_sec=1.0)
+        await instance.close()
+        async with asyncio.timeout(120):
+            while phase(await provider.cluster.get("Pod", instance.pod)) is not Phase.ENDED:
+                await asyncio.sleep(0.5)
+        assert await provider.sweep() == ()  # Its keeper may be about to clear it away.
+        monkeypatch.setattr(provider_module, "_LONG_AGO_SECONDS", 0.0)
+        assert instance.pod in {each.name for each in await provider.sweep()}
+        for kind in ("Pod", "Secret", "NetworkPolicy"):
+            assert await provider.cluster.objects(kind, {manifests.BOX: instance.record.box_id}) == [], kind
+
+
+async def test_of_two_claims_one_wins(cluster_settings: Settings) -> None:
+    """A pool's Pod gets its owner by comparing its labels: of two handles that saw it free, one has it (lesson 3)."""
+    async with box(cluster_settings, owner="") as (provider, instance):
+        other = provider_of(cluster_settings)
+        same = await other.attach(instance.record, instance.spec)
+        results = await asyncio.gather(
+            instance.assign(owner="ann", keeper="keeper-1"),
+            same.assign(owner="Ben <ben@example.org>", keeper="keeper-2"),
+            return_exceptions=True,
+        )
+        assert sorted(type(each).__name__ for each in results) == ["Conflict", "NoneType"]
+        metadata = (await provider.cluster.get("Pod", instance.pod))["metadata"]
+        owner, keeper = ("ann", "keeper-1") if results[0] is None else ("Ben <ben@example.org>", "keeper-2")
+        assert metadata["annotations"][manifests.OWNER] == owner
+        assert manifests.holder(owner, keeper).items() <= metadata["labels"].items()
+        await same.close()
+        await other.close()
+
+
+async def test_a_taken_over_box_is_followed_by_its_new_keeper(cluster_settings: Settings) -> None:
+    """After a takeover the label names the new keeper, whose watch tells it when the Pod ends."""
+    async with box(cluster_settings) as (provider, instance):
+        other = provider_of(cluster_settings)
+        taken = await other.attach(instance.record, instance.spec)
+        await taken.assign(owner="ann", keeper="keeper-2")
+        assert [each.keeper for each in await other.list() if each.box_id == taken.record.box_id] == ["keeper-2"]
+        running = asyncio.create_task(taken.run(Command(command="sleep 600", timeout_sec=600.0)))
+        await asyncio.sleep(1)
+        await provider.cluster.delete("Pod", instance.pod)
+        with pytest.raises((BoxBroken, Unavailable)):
+            await running
+        await taken.close()
+        await other.close()
+
+
+async def test_a_stopped_box_comes_back_with_its_files(cluster_settings: Settings) -> None:
+    """A persistent box keeps home and workspace on claims: its Pod goes, a new one has the same files, and destroying
+    the box removes the claims (B12)."""
+    if not cluster_settings.get("storage_class"):
+        pytest.skip("needs a storage class: set HUTCH_TEST_KUBE_STORAGE_CLASS")
+    async with box(cluster_settings, retention=Retention.PERSISTENT) as (provider, instance):
+        assert await output(instance, "echo kept > note; echo home > ~/note; cat note ~/note") == "kept\nhome\n"
+        ordered = order(image=f"oci:{cluster_settings['image']}", retention=Retention.PERSISTENT)
+        ordered = ordered.but(box_id=instance.record.box_id)
+        await instance.close()
+        await provider.stop(instance.record)
+        assert await provider.cluster.objects("Pod", {manifests.BOX: ordered.box_id}) == []
+        with pytest.raises(NotFound):
+            await provider.attach(instance.record, instance.spec)
+        again = await provider.restore(ordered, instance.record)
+        assert await output(again, "cat note ~/note") == "kept\nhome\n"
+        await again.close()
+        await provider.destroy(again.record)
+        async with asyncio.timeout(60):
+            while await provider.cluster.objects("PersistentVolumeClaim", {manifests.BOX: ordered.box_id}):
+                await asyncio.sleep(0.5)

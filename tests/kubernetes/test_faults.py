@@ -1,12 +1,14 @@
 """What the cluster answers when something is wrong becomes a typed error with a remedy, and nothing is left behind."""
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hutch.errors import ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.providers.kubernetes import manifests
 from hutch.providers.kubernetes import pods as pod_states
 from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.pods import Phase, Pods
@@ -17,6 +19,8 @@ from tests.kubernetes.orders import order
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("fixtures/kubernetes/pods.json").read_bytes())
 """Pods as a real cluster (v1.35.8) showed them."""
+
+SANDBOX_GROUP = {"kind": "APIGroup", "name": "agents.x-k8s.io", "versions": [{"version": "v1beta1"}]}
 
 
 def provider(kubeconfig: Path, **settings: Any) -> KubernetesProvider:
@@ -65,6 +69,101 @@ async def test_a_forbidden_verb_names_its_rule(tmp_path: Path) -> None:
         assert 'resources ["secrets"], verbs ["create"]' in caught.value.remedy
         deleted = {asked.split("/")[-2] for method, asked in script.asked if method == "DELETE"}
         assert deleted == {"pods", "secrets", "networkpolicies"}
+        await made.close()
+
+
+CALLS: dict[str, Callable[[Cluster], Awaitable[object]]] = {
+    'apiGroups [""], resources ["pods"], verbs ["create"]': lambda cluster: cluster.create(named("Pod")),
+    'apiGroups [""], resources ["pods"], verbs ["get"]': lambda cluster: cluster.get("Pod", "p"),
+    'apiGroups [""], resources ["pods"], verbs ["patch"]': lambda cluster: cluster.patch("Pod", "p", []),
+    'apiGroups [""], resources ["pods"], verbs ["delete"]': lambda cluster: cluster.delete("Pod", "p"),
+    'apiGroups [""], resources ["pods"], verbs ["list"]': lambda cluster: cluster.objects("Pod", {"a": None}),
+    'apiGroups [""], resources ["pods"], verbs ["watch"]': lambda cluster: anext(cluster.watch({"a": "b"})),
+    'apiGroups [""], resources ["secrets"], verbs ["create"]': lambda cluster: cluster.create(named("Secret")),
+    'apiGroups [""], resources ["persistentvolumeclaims"], verbs ["delete"]': lambda cluster: cluster.delete(
+        "PersistentVolumeClaim", "p"
+    ),
+    'apiGroups ["networking.k8s.io"], resources ["networkpolicies"], verbs ["create"]': lambda cluster: cluster.create(
+        named("NetworkPolicy")
+    ),
+    'apiGroups [""], resources ["events"], verbs ["list"]': lambda cluster: cluster.events("p"),
+    'apiGroups ["agents.x-k8s.io"], resources ["sandboxes"], verbs ["create"]': lambda cluster: cluster.create(
+        named("Sandbox")
+    ),
+}
+
+
+def named(kind: str) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": "p"}}
+
+
+@pytest.mark.parametrize("missing", CALLS)
+async def test_every_forbidden_call_names_its_rule(tmp_path: Path, missing: str) -> None:
+    """Whatever RBAC forbids, the remedy is the rule as a Role has it; it is not retried."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("GET", "/apis/agents.x-k8s.io", SANDBOX_GROUP)
+        for method in ("POST", "GET", "PATCH", "DELETE", "WATCH"):
+            script.on(method, "", 403)
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        with pytest.raises(Refused) as caught:
+            await CALLS[missing](cluster)
+        assert missing in caught.value.remedy and not caught.value.retryable
+        assert len([each for each in script.asked if not each[1].endswith(("x-k8s.io", "/version"))]) == 1
+        await cluster.close()
+
+
+async def test_a_forbidden_watch_ends_the_creation(tmp_path: Path) -> None:
+    """Without the right to watch, a creation does not wait for news that never comes: it is refused with the rule."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("WATCH", "/pods", 403)
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        pods = Pods(cluster, "keeper-1")
+        with pytest.raises(Refused) as caught:
+            await pods.wait_for_running("p", 60)
+        assert 'verbs ["watch"]' in caught.value.remedy
+        await pods.close()
+        await cluster.close()
+
+
+async def test_a_namespace_quota_is_a_quota(tmp_path: Path) -> None:
+    """The namespace's ResourceQuota answers 403 too, and no rule of RBAC would help."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("POST", "/pods", (403, failure(403, "exceeded quota: compute, requested: pods=1")))
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        with pytest.raises(QuotaExceeded) as caught:
+            await cluster.create(named("Pod"))
+        assert "ResourceQuota" in caught.value.remedy
+        await cluster.close()
+
+
+async def test_without_agent_sandbox_its_workload_is_refused(tmp_path: Path) -> None:
+    """Boxes as Sandboxes need agent-sandbox's definitions: without them the probe says so, and how to go on."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("POST", "/networkpolicies", (201, {"kind": "NetworkPolicy", "metadata": {"name": "x"}}))
+        script.on("POST", "/secrets", (201, {"kind": "Secret", "metadata": {"name": "x"}}))
+        made = provider(path, workload="sandbox")
+        found = await made.probe()
+        assert not found.usable and "agent-sandbox is not installed" in found.reason and "workload" in found.remedy
+        await made.close()
+
+
+async def test_a_sandbox_that_nobody_works_on_says_so(tmp_path: Path) -> None:
+    """Where the definitions are installed and no controller runs, no Pod comes: the error names the controller."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("GET", "/apis/agents.x-k8s.io", SANDBOX_GROUP)
+        script.on("POST", "/networkpolicies", (201, {"kind": "NetworkPolicy", "metadata": {"name": "x"}}))
+        script.on("POST", "/secrets", (201, {"kind": "Secret", "metadata": {"name": "x"}}))
+        script.on("POST", "/sandboxes", (201, {"kind": "Sandbox", "metadata": {"name": "x"}}))
+        script.on("WATCH", "/pods", ["silence"])
+        script.on("GET", "/events", {"kind": "EventList", "metadata": {}, "items": []})
+        made = provider(path, workload="sandbox", start_timeout_sec=0.5)
+        ordered = order()
+        script.on("GET", f"/sandboxes/{manifests.name(ordered.box_id)}", named("Sandbox"))
+        with pytest.raises(Unavailable, match="nobody has worked on the Sandbox") as caught:
+            await made.create(ordered, made.plan(ordered))
+        assert "controller" in caught.value.remedy and caught.value.retryable
+        deleted = [asked.split("/")[-2] for method, asked in script.asked if method == "DELETE"]
+        assert deleted[0] == "sandboxes" and set(deleted) == {"sandboxes", "pods", "secrets", "networkpolicies"}
         await made.close()
 
 

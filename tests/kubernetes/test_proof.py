@@ -11,6 +11,7 @@ import pytest
 
 from hutch.conformance import kit
 from hutch.conformance.kit import Outcome
+from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.embedded import Hutch
 from hutch.providers.base import Command
 from hutch.providers.kubernetes import manifests
@@ -55,8 +56,19 @@ async def cold_and_claimed(settings: Settings, directory: Path) -> tuple[float, 
             while sum(hutch._keeper.pool.waiting().values()) < 5:
                 await asyncio.sleep(0.5)
         claimed = await middle(5, lambda: creation(hutch))
+        assert {await shown_owner(settings, box.id) for box in boxes} == {LOCAL_OWNER}
         await asyncio.gather(*(box.destroy() for box in boxes))
     return cold, claimed
+
+
+async def shown_owner(settings: Settings, box_id: str) -> str:
+    """Return the owner that the labels of a box's Pod name."""
+    provider = provider_of(settings)
+    try:
+        pod = await provider.cluster.get("Pod", manifests.name(box_id))
+        return str(pod["metadata"]["labels"][manifests.OWNER])
+    finally:
+        await provider.close()
 
 
 async def exec_times(settings: Settings) -> tuple[float, float]:
@@ -80,7 +92,7 @@ async def test_the_whole_kit_and_the_ratios(cluster_settings: Settings, tmp_path
     """The conformance kit passes; a claimed Pod is at least 5 times faster than a cold one, and a command through the
     direct lane at least 10 times faster than the cluster's exec API."""
     image = f"oci:{cluster_settings['image']}"
-    report = await kit.run(lambda: provider_of(cluster_settings), image=image, patience=120.0)
+    report = await kit.run(lambda: provider_of(cluster_settings), image=image, patience=120.0, progress=print)
     assert report.ok, report.failed
     cold, claimed = await cold_and_claimed(cluster_settings, tmp_path)
     direct, by_api = await exec_times(cluster_settings)

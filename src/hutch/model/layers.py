@@ -108,6 +108,6 @@ class Rollback(Record, frozen=True, kw_only=True):
 def no_live_fork() -> Unsupported:
     """The error for a fork that should carry running kernels along."""
     return Unsupported(
-        "a fork carries files, not running processes", op="fork",
+        "only boxes of the native engine can be forked with their kernels", op="fork",
         remedy="leave out kernel, and run in each fork what it needs",
     )  # fmt: skip

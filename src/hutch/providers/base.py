@@ -283,6 +283,16 @@ class Instance(ABC):
         None leaves a clock as it is; a ttl of 0 means no end. Engines whose boxes have no clocks need not have this.
         """
 
+    async def assign(self, *, owner: str, keeper: str) -> None:  # noqa: B027 - most engines show neither to anybody
+        """Write on the engine's own object whose box this is and who keeps it, where the engine has a place for it.
+
+        The keeper calls this when a box of its pool gets an owner, and when it takes over another keeper's box. It is a
+        compare-and-set against what this handle has seen there.
+
+        Raises:
+            Conflict: Somebody else has changed it meanwhile.
+        """
+
     async def show(self, place: CheckedMount) -> None:
         """Mount one more directory in the live box, on a directory that is empty or missing.
 
@@ -318,6 +328,10 @@ class Instance(ABC):
     @abstractmethod
     async def usage(self) -> Usage:
         """Return what the whole box uses now."""
+
+    async def reboot(self) -> None:
+        """End every process of the box and keep its files, as a restart of a machine does. Raises Unsupported."""
+        raise Unsupported("this engine cannot end all processes of a box", op="reboot", remedy="make a new box")
 
     @abstractmethod
     async def pause(self) -> None:

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 from hutch.api import Files
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
+from hutch.model.ports import PortInfo
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
-from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+from hutch.providers.base import Command, Instance, InstanceRecord, PortStream, Process, Provider
 
 
 class MutantFiles:
@@ -73,6 +74,15 @@ class MutantInstance(Instance):
 
     async def start(self, command: Command) -> Process:
         return self.mutant.Job(await self.inner.start(self.mutant.command(command)), self.mutant)
+
+    async def connect(self, port: int) -> PortStream:
+        return await self.inner.connect(port)
+
+    async def ports(self) -> tuple[PortInfo, ...]:
+        return await self.inner.ports()
+
+    def watch_ports(self) -> AsyncIterator[tuple[PortInfo, ...]]:
+        return self.inner.watch_ports()
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         return await self.inner.jobs()

@@ -58,7 +58,7 @@ def own_ttl(spec: EffectiveSpec, created_at: float) -> float:
 
     Only a keeper can pause a box, so one that is to be paused does not end without a keeper.
     """
-    if not spec.ttl_sec or spec.ttl_action is TtlAction.PAUSE:
+    if not spec.ttl_sec or spec.ttl_action is not TtlAction.DESTROY:
         return 0.0
     return max(0.0, created_at + spec.ttl_sec - time.time()) + GRACE_SECONDS
 
@@ -71,9 +71,13 @@ async def push_clocks(instance: Instance, record: BoxRecord) -> None:
 
 
 async def attach_with_clocks(provider: Provider, record: BoxRecord) -> Instance:
-    """Attach to a box and give it the clocks of the keeper that now has it. It raises what `Provider.attach` does."""
+    """Attach to a box and give it the clocks and the name of the keeper that now has it.
+
+    It raises what `Provider.attach` does, and Conflict if somebody else takes the box at the same time.
+    """
     instance = await provider.attach(record.instance, record.spec)
     try:
+        await instance.assign(owner=record.owner, keeper=record.keeper)
         await push_clocks(instance, record)
     except BaseException:
         await instance.close()

@@ -144,13 +144,14 @@ class PoolClaims:
         """Make the box the owner's. False means that the box has ended, or was broken and is destroyed."""
         now = time.time()
         grace = orphan_grace(self._config, live.record.spec, key)
-        # The ttl counts from now, but the box's own clock counts from its creation.
-        if live.record.spec.ttl_sec or grace != live.record.grace_sec:
-            try:
+        try:
+            await live.running.assign(owner=owner, keeper=live.record.keeper)
+            # The ttl counts from now, but the box's own clock counts from its creation.
+            if live.record.spec.ttl_sec or grace != live.record.grace_sec:
                 await push_clocks(live.running, live.record.but(created_at=now, grace_sec=grace))
-            except HutchError as error:
-                await self._teardown.destroy(live, f"broken in the pool: {error.message}", EventCause.OTHER)
-                return False
+        except HutchError as error:
+            await self._teardown.destroy(live, f"broken in the pool: {error.message}", EventCause.OTHER)
+            return False
         async with live.state_lock:
             if live.record.state is not State.RUNNING:
                 return False

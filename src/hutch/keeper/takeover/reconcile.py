@@ -108,7 +108,7 @@ class Reconciler:
                 return await self._finish_stop(record, _loss_reason(record, gone)[0])
             await self._finish_end(record, *_loss_reason(record, gone))
             return None
-        except Unavailable as error:
+        except (Unavailable, Conflict) as error:
             if record.state is not State.UNKNOWN:
                 live.record = await self._states.change(record, State.UNKNOWN, reason=error.message)
             return live
@@ -148,7 +148,12 @@ class Reconciler:
         known = {record.id for record in await self._store.all()}
         for provider in self._engines.in_use():
             if provider.portable:
-                continue  # keepers of other stores, whose liveness we cannot check, may have boxes there
+                # Keepers of other stores, whose liveness we cannot check, may have boxes there: only remains go.
+                try:
+                    await provider.sweep()
+                except HutchError as error:
+                    log("reconcile").warning("remains left for later", provider=provider.name, error=error.message)
+                continue
             for instance in await provider.list():
                 # A box without a keeper's name may be starting; `hutch prune` finds it later. Files of a stopped
                 # persistent box stay, even if its record is lost.

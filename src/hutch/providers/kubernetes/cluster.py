@@ -13,7 +13,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hutch.errors import ConfigError, EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.errors import (
+    ConfigError,
+    Conflict,
+    EngineError,
+    HutchError,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    Unavailable,
+    Unsupported,
+)
 from hutch.providers.kubernetes.manifests import Manifest
 from hutch.providers.kubernetes.settings import Settings
 
@@ -23,9 +33,12 @@ KINDS = ("Pod", "Secret", "NetworkPolicy", "PersistentVolumeClaim")
 """The kinds of a box's objects, in the order in which they are removed."""
 _PLURALS = {
     "Pod": "pods", "Secret": "secrets", "NetworkPolicy": "networkpolicies",
-    "PersistentVolumeClaim": "persistentvolumeclaims", "Event": "events", "Namespace": "namespaces",
+    "PersistentVolumeClaim": "persistentvolumeclaims", "Event": "events", "Sandbox": "sandboxes",
 }  # fmt: skip
-_GROUPS = {"NetworkPolicy": "networking.k8s.io"}
+SANDBOXES = "agents.x-k8s.io"
+"""The API group of agent-sandbox."""
+_SANDBOX_VERSIONS = ("v1beta1", "v1alpha1")
+_GROUPS = {"NetworkPolicy": "networking.k8s.io", "Sandbox": SANDBOXES}
 _TRIES = 4
 _RETRIED = (429, 500, 503, 504)
 
@@ -49,6 +62,8 @@ class Cluster:
                 f"the cluster's configuration cannot be used: {error}",
                 remedy="check [providers.kubernetes] kubeconfig and context, or KUBECONFIG",
             ) from error
+        self._sandboxes: Any = None
+        """The resource class of agent-sandbox's Sandbox, once the cluster has said which version it serves."""
 
     @property
     def namespace(self) -> str:
@@ -64,10 +79,30 @@ class Cluster:
             response.raise_for_status()
             return str(response.json().get("gitVersion", "unknown"))
 
+    async def sandbox_api(self) -> str:
+        """Return the apiVersion of Sandboxes that the cluster serves.
+
+        Raises:
+            Unsupported: agent-sandbox's resource definitions are not installed.
+        """
+        async with _translated("get", "version"):
+            response = await self._http().get(f"/apis/{SANDBOXES}")
+            if response.status_code != 404:
+                response.raise_for_status()
+            served = {each["version"] for each in response.json().get("versions", ())}
+        for version in _SANDBOX_VERSIONS:
+            if version in served:
+                return f"{SANDBOXES}/{version}"
+        raise Unsupported(
+            "the cluster has no Sandbox resources: agent-sandbox is not installed",
+            op="create",
+            remedy='install agent-sandbox, or set [providers.kubernetes] workload = "pod"',
+        )
+
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object. One that is there already counts as created: a repeated request gets this answer."""
         kind = manifest["kind"]
-        resource = _resource(kind)
+        resource = await self._resource(kind)
 
         async def attempt() -> Manifest:
             made = await self.client.create(resource.from_dict(manifest))
@@ -80,19 +115,38 @@ class Cluster:
 
     async def get(self, kind: str, name: str) -> Manifest:
         """Return an object. Raises NotFound."""
+        resource = await self._resource(kind)
 
         async def attempt() -> Manifest:
-            return dict((await self.client.get(_resource(kind), name)).to_dict())
+            return dict((await self.client.get(resource, name)).to_dict())
 
         return await self._retried("get", kind, attempt)
+
+    async def patch(self, kind: str, name: str, operations: list[Manifest]) -> Manifest:
+        """Change an object by a JSON patch, which its `test` operations make a compare-and-set.
+
+        Raises:
+            Conflict: Somebody else has changed what the patch tests.
+            NotFound: The object is gone.
+        """
+        from lightkube.types import PatchType
+
+        resource = await self._resource(kind)
+
+        async def attempt() -> Manifest:
+            return dict((await self.client.patch(resource, name, operations, patch_type=PatchType.JSON)).to_dict())
+
+        return await self._retried("patch", kind, attempt)
 
     async def delete(self, kind: str, name: str) -> None:
         """Delete an object at once; one that is gone is fine."""
         from lightkube.types import CascadeType
 
+        resource = await self._resource(kind)
+
         async def attempt() -> None:
             grace = 0 if kind == "Pod" else None
-            await self.client.delete(_resource(kind), name, grace_period=grace, cascade=CascadeType.BACKGROUND)
+            await self.client.delete(resource, name, grace_period=grace, cascade=CascadeType.BACKGROUND)
 
         try:
             await self._retried("delete", kind, attempt)
@@ -102,9 +156,10 @@ class Cluster:
     async def objects(self, kind: str, labels: Mapping[str, str | None]) -> list[Manifest]:
         """Return the objects that have these labels; a value of None asks only that the label is there."""
         selector: dict[str, Any] = {name: _exists() if value is None else value for name, value in labels.items()}
+        resource = await self._resource(kind)
 
         async def attempt() -> list[Manifest]:
-            found = self.client.list(_resource(kind), labels=selector, chunk_size=500)
+            found = self.client.list(resource, labels=selector, chunk_size=500)
             return [dict(each.to_dict()) async for each in found]
 
         return await self._retried("list", kind, attempt)
@@ -112,8 +167,9 @@ class Cluster:
     async def events(self, name: str) -> list[str]:
         """Return what the cluster says about a Pod that does not start, newest last."""
         found = []
+        resource = await self._resource("Event")
         async with _translated("list", "Event"):
-            async for each in self.client.list(_resource("Event"), fields={"involvedObject.name": name}):
+            async for each in self.client.list(resource, fields={"involvedObject.name": name}):
                 found.append((str(each.lastTimestamp or each.eventTime or ""), f"{each.reason}: {each.message}"))
         return [text for _, text in sorted(found)]
 
@@ -131,8 +187,9 @@ class Cluster:
 
         The server ends a watch after some minutes; the caller opens the next one and sees all Pods again.
         """
+        resource = await self._resource("Pod")
         async with _translated("watch", "Pod"):
-            pods = self.client.watch(_resource("Pod"), labels=dict(labels), server_timeout=300)
+            pods = self.client.watch(resource, labels=dict(labels), server_timeout=300)
             async for change, seen in pods:
                 yield str(change), dict(seen.to_dict())
 
@@ -148,6 +205,18 @@ class Cluster:
 
     async def close(self) -> None:
         await self.client.close()
+
+    async def _resource(self, kind: str) -> Any:
+        """Return lightkube's class of a kind. Which version of Sandboxes there is, only the cluster knows."""
+        from lightkube.generic_resource import create_namespaced_resource
+        from lightkube.resources import core_v1, networking_v1
+
+        if kind == "Sandbox":
+            if self._sandboxes is None:
+                version = (await self.sandbox_api()).partition("/")[2]
+                self._sandboxes = create_namespaced_resource(SANDBOXES, version, kind, _PLURALS[kind])
+            return self._sandboxes
+        return getattr(networking_v1 if kind == "NetworkPolicy" else core_v1, kind)
 
     def _http(self) -> Any:
         """The HTTP client below lightkube, which has the cluster's address, trust and credentials."""
@@ -173,6 +242,7 @@ class _Exists(EngineError):
 @asynccontextmanager
 async def _translated(verb: str, kind: str) -> AsyncIterator[None]:
     import httpx2
+    from httpx2.websockets import WebSocketUpgradeError
     from lightkube.core.exceptions import ApiError, ConditionError, ObjectDeleted
 
     try:
@@ -184,6 +254,10 @@ async def _translated(verb: str, kind: str) -> AsyncIterator[None]:
     except httpx2.HTTPStatusError as error:
         status = error.response.status_code
         raise _of_status(status, f"the API server answered {status}", verb, kind) from error
+    except WebSocketUpgradeError as error:
+        status = error.response.status_code
+        # A WebSocket begins with a GET, and newer API servers check the right to both verbs.
+        raise _of_status(status, f"the API server answered {status}", "get" if status == 403 else verb, kind) from error
     except (httpx2.HTTPError, OSError) as error:
         raise Unavailable(
             f"the cluster cannot be reached: {error or type(error).__name__}",
@@ -211,6 +285,8 @@ def _of_status(status: int, message: str, verb: str, kind: str) -> HutchError:
         return Refused(text, op=verb, details=details, remedy=f"give Hutch's account this rule: {rule(verb, kind)}")
     if status == 404:
         return NotFound(text, op=verb, details=details)
+    if verb == "patch" and status in (409, 422):
+        return Conflict(f"somebody else changed the {kind} meanwhile: {message}", op=verb, details=details)
     if status == 409:
         return _Exists(text, op=verb, details=details)
     if status in _RETRIED:
@@ -233,12 +309,6 @@ def _kubeconfig(loader: Any, settings: Settings) -> Any:
     else:
         found = loader.from_file(os.path.expanduser("~/.kube/config"))
     return found.get(settings.context or None)
-
-
-def _resource(kind: str) -> Any:
-    from lightkube.resources import core_v1, networking_v1
-
-    return getattr(networking_v1 if kind == "NetworkPolicy" else core_v1, kind)
 
 
 def _exists() -> Any:

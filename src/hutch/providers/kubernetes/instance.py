@@ -10,9 +10,10 @@ from hutch.providers.base import InstanceRecord
 from hutch.providers.guest_bundle.counters import GuestCounters
 from hutch.providers.guest_bundle.instance import BundledInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.kubernetes import manifests
+from hutch.providers.kubernetes import manifests, sandboxes
 from hutch.providers.kubernetes.cluster import Cluster
-from hutch.providers.kubernetes.pods import Phase, Pods, phase, reason_of_end
+from hutch.providers.kubernetes.manifests import KEEPER, OWNER, Manifest
+from hutch.providers.kubernetes.pods import Phase, Pods, phase, reason_of_end, trouble
 
 _UNHELD = 1 << 50
 """The watchdog's bound of memory where the kernel holds the box's own."""
@@ -46,18 +47,42 @@ class PodInstance(BundledInstance):
         record: InstanceRecord,
         spec: EffectiveSpec,
         cluster: Cluster,
-        pods: Pods,
         connect: Callable[[], Awaitable[Link]],
+        *,
+        shown: Manifest,
+        pods: Callable[[str], Pods],
     ) -> None:
+        """`shown` is the Pod or Sandbox as the cluster has shown it; `pods` are those of a keeper."""
         super().__init__(record, spec, self._connect_or_explain, GuestCounters())
         self._cluster = cluster
-        self._pods = pods
         self._connect_to_guest = connect
-        pods.on_end(self.pod, self._close_links)
+        self._pods_of = pods
+        self._followed: Pods | None = None
+        """The watch that tells when the Pod ends."""
+        labels = shown["metadata"].get("labels") or {}
+        self._holder = {name: str(labels[name]) for name in (OWNER, KEEPER) if name in labels}
 
     @property
     def pod(self) -> str:
         return manifests.name(self.record.box_id)
+
+    def follow(self, keeper: str) -> None:
+        """Close the links at once when the watch of this keeper's Pods shows that the Pod has ended."""
+        if self._followed is not None:
+            self._followed.forget(self.pod)
+        self._followed = self._pods_of(keeper)
+        self._followed.on_end(self.pod, self._close_links)
+
+    async def assign(self, *, owner: str, keeper: str) -> None:
+        """Write owner and keeper into the labels, if they are still those that this handle has seen last."""
+        wanted = manifests.holder(owner, keeper)
+        if wanted != self._holder:
+            sandbox = bool(self.record.data.get(sandboxes.WORKLOAD))
+            places = sandboxes.PLACES if sandbox else ("/metadata",)
+            patch = manifests.handover(self._holder, owner, keeper, places=places)
+            await self._cluster.patch("Sandbox" if sandbox else "Pod", self.pod, patch)
+            self._holder = wanted
+        self.follow(keeper)
 
     async def _connect_or_explain(self) -> Link:
         """Connect; where that fails, the Pod's state says whether the box has ended or only cannot be reached."""
@@ -72,7 +97,19 @@ class PodInstance(BundledInstance):
                 raise error from None
             if phase(pod) in (Phase.ENDED, Phase.GONE):
                 raise BoxBroken(f"box {self.record.box_id} has ended: {reason_of_end(pod)}") from error
+            if self.is_replaced_by(pod):
+                raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted and made anew") from error
+            if why := trouble(pod):
+                raise Unavailable(
+                    f"box {self.record.box_id} cannot be reached: {why}",
+                    op="connect",
+                    remedy="wait for the node; if it is lost, delete its Node object, and the box is given up",
+                ) from error
             raise
+
+    def is_replaced_by(self, pod: Manifest) -> bool:
+        """Return whether a Pod has this box's name and is another one, as agent-sandbox makes after a deletion."""
+        return "uid" in self.record.data and self.record.data["uid"] != str(pod["metadata"].get("uid"))
 
     def _close_links(self) -> None:
         for link in tuple(self._links.values()):
@@ -92,5 +129,6 @@ class PodInstance(BundledInstance):
         raise Unsupported("a Pod cannot be frozen", op="resume")
 
     async def close(self) -> None:
-        self._pods.forget(self.pod)
+        if self._followed is not None:
+            self._followed.forget(self.pod)
         await super().close()

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from typing import Any
 
-from hutch.errors import BoxBroken, HutchError, Unavailable
+from hutch.errors import BoxBroken, HutchError, Refused, Unavailable
 from hutch.providers.guest_bundle.listener import GUEST_DIR, framed_options
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.queued_transport import QueuedTransport
@@ -60,6 +60,8 @@ async def connect_by_exec(cluster: Cluster, pod: str, options: bytes | None) -> 
     try:
         await stream.link.wait_for_hello(TIMEOUT)
     except (BoxBroken, Unavailable) as error:
+        if isinstance(stream.error, Refused):
+            raise stream.error from error
         said = stream.stderr.strip() or (stream.error.message if stream.error else error.message)
         raise Unavailable(f"the guest of {pod} cannot be reached: {said}", op="connect") from error
     return stream.link

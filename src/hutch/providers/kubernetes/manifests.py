@@ -10,6 +10,8 @@ kernel holds, while one on the node's disk is measured now and then, and ends th
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from hutch.model.limits import Limits
@@ -26,7 +28,7 @@ KEEPER = "hutch.dev/keeper"
 CONFIG = "hutch.dev/config"
 """A digest of the effective spec, by which a changed spec is recognised."""
 OWNER = "hutch.dev/owner"
-"""An annotation: names of owners are not bound to the letters of a label."""
+"""A label, empty while the box waits in a pool; and an annotation, because names are not bound to a label's letters."""
 
 PORT = 7301
 RELAY_DIR = "/hutch-relay"
@@ -48,15 +50,42 @@ def name(box_id: str) -> str:
 
 
 def labels(order: Order) -> dict[str, str]:
-    return {BOX: order.box_id, KEEPER: keeper_label(order.keeper), CONFIG: config_digest(order.spec)}
+    return {BOX: order.box_id, CONFIG: config_digest(order.spec), **holder(order.owner, order.keeper)}
 
 
-def keeper_label(keeper: str) -> str:
-    """Return a keeper's name as a label may be: at most 63 letters, which a longer name does not fit in."""
-    plain = keeper.replace("_", "").replace("-", "").replace(".", "")
-    if len(keeper) <= 63 and plain.isascii() and plain.isalnum():
-        return keeper
-    return hashlib.sha256(keeper.encode()).hexdigest()[:32]
+def holder(owner: str, keeper: str) -> dict[str, str]:
+    """Return the labels that say whose box this is and who keeps it: those that change while a box lives."""
+    return {OWNER: label_value(owner), KEEPER: label_value(keeper)}
+
+
+def label_value(name: str) -> str:
+    """Return a name as a label may be; one that is too long or has other letters becomes a digest."""
+    if re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def handover(seen: Mapping[str, str], owner: str, keeper: str, *, places: tuple[str, ...]) -> list[Manifest]:
+    """Return the JSON patch that gives an object to another owner or keeper if its labels are still those seen.
+
+    The labels are compared instead of the resourceVersion, which also changes whenever the kubelet reports.
+    """
+    tests = [
+        {"op": "test", "path": _path(places[0], "labels", name), "value": seen[name]}
+        for name in (OWNER, KEEPER)
+        if name in seen
+    ]
+    changes = [
+        {"op": "add", "path": _path(place, "labels", name), "value": value}
+        for place in places
+        for name, value in holder(owner, keeper).items()
+    ]
+    names = [{"op": "add", "path": _path(place, "annotations", OWNER), "value": owner} for place in places]
+    return [*tests, *changes, *names]
+
+
+def _path(place: str, part: str, name: str) -> str:
+    return f"{place}/{part}/{name.replace('/', '~1')}"
 
 
 def config_digest(spec: EffectiveSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Unavailable
+from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
 from hutch.logs import log
 from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.manifests import KEEPER, Manifest
@@ -54,6 +54,15 @@ def reason_of_end(pod: Manifest) -> str:
     return "its Pod is gone"
 
 
+def trouble(pod: Manifest) -> str:
+    """Return why a Pod that runs by its last report may not be reached: its node has stopped reporting. "" if none."""
+    conditions = {each.get("type"): each for each in (pod.get("status") or {}).get("conditions") or ()}
+    ready = conditions.get("Ready") or {}
+    if phase(pod) is not Phase.RUNNING or ready.get("status", "True") == "True":
+        return ""
+    return f"node {(pod.get('spec') or {}).get('nodeName')} does not answer: {ready.get('reason') or 'Pod not ready'}"
+
+
 def refusal(pod: Manifest) -> HutchError | None:
     """Return the error of a Pod that cannot start by waiting: an image that cannot be pulled, a wrong configuration."""
     status = pod.get("status") or {}
@@ -85,13 +94,16 @@ class Pods:
         self._changed = asyncio.Event()
         """Set at the next change, then replaced: each waiter keeps the event it saw before it looked."""
         self._ends: dict[str, Callable[[], None]] = {}
+        self._refused: Refused | None = None
+        """Why the cluster does not let us watch."""
         self._watching = asyncio.create_task(self._watch(), name="hutch-kubernetes-watch")
 
-    async def wait_for_running(self, name: str, seconds: float) -> Manifest:
-        """Wait until the box's container runs.
+    async def wait_for_running(self, name: str, seconds: float, *, made_by_controller: bool = False) -> Manifest:
+        """Wait until the box's container runs. A Pod that a controller makes may not be there yet.
 
         Raises:
             NotFound, EngineError: The Pod cannot start, or was deleted.
+            Refused: The cluster does not let us watch Pods.
             QuotaExceeded: No node has room for it; the error says what the scheduler says.
             Unavailable: It has not started in time, for a reason that may pass.
         """
@@ -107,7 +119,9 @@ class Pods:
                             raise await self._with_last_words(error, name)
                         if found is not Phase.STARTING:
                             raise EngineError(f"Pod {name} ended: {reason_of_end(pod)}", op="create")
-                    await self._wait_for_change(changed, name)
+                    if self._refused is not None:
+                        raise self._refused
+                    await self._wait_for_change(changed, name, may_be_missing=made_by_controller and pod is None)
         except TimeoutError:
             raise await self._late(name, seconds) from None
 
@@ -125,7 +139,7 @@ class Pods:
         with contextlib.suppress(asyncio.CancelledError):
             await self._watching
 
-    async def _wait_for_change(self, changed: asyncio.Event, name: str) -> None:
+    async def _wait_for_change(self, changed: asyncio.Event, name: str, *, may_be_missing: bool) -> None:
         """Wait for the next change. A watch that has fallen silent shows none, so the Pod is asked for now and then."""
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
@@ -134,7 +148,8 @@ class Pods:
             try:
                 self._note("MODIFIED", name, await self._cluster.get("Pod", name))
             except NotFound as error:
-                raise EngineError(f"Pod {name} was deleted while it started", op="create") from error
+                if not may_be_missing:
+                    raise EngineError(f"Pod {name} was deleted while it started", op="create") from error
             except Unavailable as error:
                 log("kubernetes").info("no answer about a Pod that starts", pod=name, error=error.message)
 
@@ -165,8 +180,11 @@ class Pods:
                     missing.discard(name)
                     self._note(change, name, pod)
                     pause = _REOPEN_SECONDS[0]
+                    self._refused = None
             except HutchError as error:
                 log("kubernetes").info("watch ended", error=error.message)
+                self._refused = error if isinstance(error, Refused) else None
+                self._wake()
             await self._forget_gone(missing)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _REOPEN_SECONDS[1])
@@ -188,6 +206,9 @@ class Pods:
         else:
             self._seen[name] = pod
         self._tell_end(name, pod)
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

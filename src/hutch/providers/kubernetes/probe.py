@@ -47,6 +47,7 @@ async def probe(provider: "KubernetesProvider", settings: Settings) -> Capabilit
     facts = {
         "cluster": f"{version} at {provider.cluster.server}",
         "namespace": provider.cluster.namespace,
+        "workload": str(settings.workload),
         "runtime": settings.runtime_class or "the cluster's default",
         "lane": "direct" if provider.direct else "exec",
         "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",

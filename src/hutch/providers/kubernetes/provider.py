@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
+import datetime
+import time
 from collections.abc import Mapping
 from typing import ClassVar
 
-from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailable, Unsupported
+from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.logs import log
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
@@ -14,14 +17,18 @@ from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.command.jail_spec import check
 from hutch.providers.guest_bundle.pack import guest_bundle
 from hutch.providers.guest_client.link import Link
-from hutch.providers.kubernetes import certificates, lanes, manifests, probe
+from hutch.providers.kubernetes import certificates, lanes, manifests, probe, sandboxes
 from hutch.providers.kubernetes import settings as configuration
 from hutch.providers.kubernetes.cluster import KINDS, Cluster, is_installed
 from hutch.providers.kubernetes.instance import PodInstance, guest_options
 from hutch.providers.kubernetes.manifests import BOX, KEEPER, Manifest
 from hutch.providers.kubernetes.pods import Phase, Pods, phase
-from hutch.providers.kubernetes.settings import LaneChoice
+from hutch.providers.kubernetes.settings import LaneChoice, Workload
 from hutch.providers.stdio_relay.sdk_calls import create_or_undo
+
+_KINDS = KINDS[:3]
+"""What a box has while it runs; its claims may outlive it."""
+_LONG_AGO_SECONDS = 600.0
 
 
 class KubernetesProvider(Provider):
@@ -39,6 +46,7 @@ class KubernetesProvider(Provider):
         self._direct: bool | None = None
         """Whether the Pods' addresses can be reached from here; None until the first box has shown it."""
         self._probed: Capabilities | None = None
+        self._swept_at: float | None = None
 
     def configure(self, settings: Mapping[str, object]) -> None:
         self._settings = configuration.read(self.name, settings)
@@ -52,7 +60,7 @@ class KubernetesProvider(Provider):
         return self._cluster
 
     def pods(self, keeper: str) -> Pods:
-        label = manifests.keeper_label(keeper)
+        label = manifests.label_value(keeper)
         if label not in self._pods:
             self._pods[label] = Pods(self.cluster, label)
         return self._pods[label]
@@ -86,6 +94,8 @@ class KubernetesProvider(Provider):
     def plan(self, order: Order) -> InstanceRecord:
         parts = [f"{manifests.name(order.box_id)}-{part}" for part in manifests.volume_claims(order.spec)]
         data: dict[str, str | int | float | bool | list[str] | None] = {"claims": parts}
+        if self._settings.workload is Workload.SANDBOX:
+            data[sandboxes.WORKLOAD] = str(Workload.SANDBOX)
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> PodInstance:
@@ -115,13 +125,17 @@ class KubernetesProvider(Provider):
         await asyncio.gather(
             cluster.create(secret), *(cluster.create(manifests.claim(order, part, self._settings)) for part in parts)
         )
-        pods = self.pods(order.keeper)
-        await cluster.create(manifests.pod(order, self._settings, bundle))
-        pod = await pods.wait_for_running(manifests.name(order.box_id), self._settings.start_timeout_sec)
-        record = planned.but(data={**planned.data, "node": str(pod["spec"].get("nodeName", ""))})
-        instance = self._instance(record, order.spec, _address(pod), keys, guest_options(order))
+        pod = await self._start_pod(manifests.pod(order, self._settings, bundle), order.keeper, planned)
+        metadata = pod["metadata"]
+        facts = {"node": str(pod["spec"].get("nodeName", "")), "uid": str(metadata.get("uid", ""))}
+        record = planned.but(data={**planned.data, **facts})
+        instance = self._instance(record, order.spec, pod, keys, guest_options(order))
+        instance.follow(order.keeper)
         try:
             await instance.link()
+        except Refused:
+            await instance.close()
+            raise
         except HutchError as error:
             await instance.close()
             raise EngineError(
@@ -131,24 +145,38 @@ class KubernetesProvider(Provider):
             ) from error
         return instance
 
+    async def _start_pod(self, pod: Manifest, keeper: str, planned: InstanceRecord) -> Manifest:
+        """Create the Pod, or the Sandbox for which agent-sandbox makes it, and return it when it runs."""
+        name, pods = pod["metadata"]["name"], self.pods(keeper)
+        if not planned.data.get(sandboxes.WORKLOAD):
+            await self.cluster.create(pod)
+            return await pods.wait_for_running(name, self._settings.start_timeout_sec)
+        await self.cluster.create(sandboxes.manifest(pod, await self.cluster.sandbox_api()))
+        try:
+            return await pods.wait_for_running(name, self._settings.start_timeout_sec, made_by_controller=True)
+        except Unavailable as error:
+            raise await sandboxes.explain(self.cluster, name, error) from error
+
     def _instance(
         self,
         record: InstanceRecord,
         spec: EffectiveSpec,
-        address: str,
+        pod: Manifest,
         keys: certificates.RelayKeys,
         options: bytes | None = None,
+        *,
+        shown: Manifest | None = None,
     ) -> PodInstance:
         first_options = options
-        pod = manifests.name(record.box_id)
+        name, address = pod["metadata"]["name"], _address(pod)
 
         async def connect() -> Link:
             nonlocal first_options
-            link = await self._connect(pod, address, keys, first_options)
+            link = await self._connect(name, address, keys, first_options)
             first_options = None
             return link
 
-        return PodInstance(record, spec, self.cluster, self.pods(record.keeper), connect)
+        return PodInstance(record, spec, self.cluster, connect, shown=shown or pod, pods=self.pods)
 
     async def _connect(self, pod: str, address: str, keys: certificates.RelayKeys, options: bytes | None) -> Link:
         """Connect by the lane that is asked for; `auto` keeps to the one that the first box has shown to work."""
@@ -175,8 +203,11 @@ class KubernetesProvider(Provider):
         pod = await self.cluster.get("Pod", name)
         if phase(pod) is not Phase.RUNNING:
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
-        instance = self._instance(record, spec, _address(pod), await self._keys(name))
+        shown = await self.cluster.get("Sandbox", name) if record.data.get(sandboxes.WORKLOAD) else pod
+        instance = self._instance(record, spec, pod, await self._keys(name), shown=shown)
         try:
+            if instance.is_replaced_by(pod):
+                raise NotFound(f"box {record.box_id} is gone: its Pod was deleted and made anew", op="attach")
             await instance.link()
         except BaseException as error:
             await instance.close()
@@ -197,35 +228,52 @@ class KubernetesProvider(Provider):
 
     async def stop(self, record: InstanceRecord) -> None:
         """Delete the Pod and keep its claims."""
-        await self._delete(record, kinds=("Pod", "Secret", "NetworkPolicy"))
+        await self._delete(record, kinds=_KINDS)
 
     async def restore(self, order: Order, record: InstanceRecord) -> PodInstance:
         return await create_or_undo(self._make(order, record), lambda: self.stop(record))
 
     async def destroy(self, record: InstanceRecord) -> None:
-        await self._delete(record, kinds=("Pod", "Secret", "NetworkPolicy"))
+        await self._delete(record, kinds=_KINDS)
         claims = record.data.get("claims")
         for claim in claims if isinstance(claims, list) else ():
             await self.cluster.delete("PersistentVolumeClaim", claim)
 
     async def _delete(self, record: InstanceRecord, kinds: tuple[str, ...]) -> None:
+        """Delete the box's objects; the Sandbox first, because its controller would make the Pod again."""
         name = manifests.name(record.box_id)
+        if record.data.get(sandboxes.WORKLOAD):
+            with contextlib.suppress(Unsupported):  # Without the resource definition there is no Sandbox any more.
+                await self.cluster.delete("Sandbox", name)
         for kind in kinds:
             await self.cluster.delete(kind, name)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        """Remove secrets, policies and claims whose box has neither a Pod nor a record, left by a killed creation.
+        """Remove Pods that ended long ago, and secrets and policies without a Pod: no keeper has cleared them away.
 
-        Claims are kept: a stopped persistent box has no Pod, and only its record tells that it is still wanted.
+        A box whose keeper and store are lost is ended by its own clock, and then its Pod is found here. Claims are
+        kept: a stopped persistent box has no Pod, and only its record tells that it is still wanted. Keepers ask often
+        and the lists may be long, so a process looks at most every ten minutes.
         """
-        living = {pod["metadata"]["labels"][BOX] for pod in await self.cluster.objects("Pod", {BOX: None})}
+        now = time.monotonic()
+        if self._swept_at is not None and now - self._swept_at < _LONG_AGO_SECONDS:
+            return ()
+        self._swept_at = now
+        pods = await self.cluster.objects("Pod", {BOX: None})
+        if self._settings.workload is Workload.SANDBOX:
+            pods += await self.cluster.objects("Sandbox", {BOX: None})
         found: list[Leftover] = []
-        for kind in KINDS[1:3]:
+        for pod in [each for each in pods if _ended_long_ago(each)]:
+            found.append(Leftover(kind="pod", name=pod["metadata"]["name"]))
+            if not dry_run:
+                await self._delete(_record(self.name, pod), kinds=_KINDS)
+        living = {pod["metadata"]["labels"][BOX] for pod in pods}
+        for kind in _KINDS[1:]:
             for each in await self.cluster.objects(kind, {BOX: None}):
-                if each["metadata"]["labels"][BOX] not in living and not _is_recent(each):
+                if each["metadata"]["labels"][BOX] not in living and _is_older(each["metadata"]["creationTimestamp"]):
+                    found.append(Leftover(kind=kind.lower(), name=each["metadata"]["name"]))
                     if not dry_run:
                         await self.cluster.delete(kind, each["metadata"]["name"])
-                    found.append(Leftover(kind=kind.lower(), name=each["metadata"]["name"]))
         return tuple(found)
 
     async def close(self) -> None:
@@ -244,20 +292,26 @@ def _record(provider: str, pod: Manifest) -> InstanceRecord:
         for volume in pod["spec"].get("volumes") or ()
         if volume.get("persistentVolumeClaim")
     ]
-    return InstanceRecord(
-        provider=provider, box_id=BoxId(labels[BOX]), keeper=labels.get(KEEPER, ""), data={"claims": claims}
-    )
+    data: dict[str, str | int | float | bool | list[str] | None] = {"claims": claims}
+    if any(each.get("kind") == "Sandbox" for each in pod["metadata"].get("ownerReferences") or ()):
+        data[sandboxes.WORKLOAD] = str(Workload.SANDBOX)
+    return InstanceRecord(provider=provider, box_id=BoxId(labels[BOX]), keeper=labels.get(KEEPER, ""), data=data)
 
 
 def _address(pod: Manifest) -> str:
     return str((pod.get("status") or {}).get("podIP") or "")
 
 
-def _is_recent(manifest: Manifest) -> bool:
-    """Return whether an object may belong to a creation that still runs."""
-    import datetime
+def _ended_long_ago(pod: Manifest) -> bool:
+    """Return whether a box's container ended so long ago that a keeper who has it would have removed the Pod."""
+    if phase(pod) is not Phase.ENDED:
+        return False
+    states = [each.get("state") or {} for each in pod["status"].get("containerStatuses") or () if each["name"] == "box"]
+    ended = [state["terminated"].get("finishedAt") for state in states if state.get("terminated")]
+    return _is_older(next(iter(ended), None) or pod["metadata"]["creationTimestamp"])
 
-    made = manifest["metadata"].get("creationTimestamp")
-    if isinstance(made, str):
-        made = datetime.datetime.fromisoformat(made)
-    return made is not None and (datetime.datetime.now(datetime.UTC) - made).total_seconds() < 600
+
+def _is_older(moment: str | datetime.datetime) -> bool:
+    """Return whether a time is so long ago that no creation or removal of that time still runs."""
+    at = datetime.datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    return (datetime.datetime.now(datetime.UTC) - at).total_seconds() > _LONG_AGO_SECONDS

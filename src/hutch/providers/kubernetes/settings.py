@@ -18,6 +18,14 @@ class LaneChoice(StrEnum):
     EXEC = "exec"
 
 
+class Workload(StrEnum):
+    """The object that a box is in the cluster."""
+
+    POD = "pod"
+    SANDBOX = "sandbox"
+    """A Sandbox of agent-sandbox (agents.x-k8s.io), whose controller makes the Pod."""
+
+
 class PullPolicy(StrEnum):
     IF_NOT_PRESENT = "IfNotPresent"
     ALWAYS = "Always"
@@ -37,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The image of boxes whose caller names none, such as "debian:12"."""
     guest_image: str = ""
     """Hutch's own image, from which a Pod gets the guest and the relay beside it (deploy/Containerfile)."""
+    workload: Workload = Workload.POD
     pull: PullPolicy = PullPolicy.IF_NOT_PRESENT
     pull_secrets: tuple[str, ...] = ()
     """Names of the image pull secrets of the namespace."""
