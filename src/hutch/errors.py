@@ -213,6 +213,12 @@ class ServerFailed(HutchError):
     retryable = True
 
 
+class AppFailed(HutchError):
+    """The program of an app box ended, or its packages could not be installed; details carry the end of its log."""
+
+    code = "app_failed"
+
+
 class LeaseLost(HutchError):
     """Another session took the box; this handle has an older epoch."""
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from hutch import api
+from hutch.api.apps import ANSWER_SECONDS
 from hutch.config import Config, announcement
 from hutch.errors import ConfigError, Invalid
 
@@ -121,6 +122,24 @@ class Hutch:
 
         return await race(box, count, task, score)
 
+    async def app(
+        self, template: str, name: str = "", /, *, port: int = 0, wait_sec: float = ANSWER_SECONDS, **spec: Any
+    ) -> api.App:
+        """Make a web application in a box of its own, and wait until it answers; a `wait_sec` of 0 does not wait.
+
+        `template` is react, vue, next, express, fastapi, flask or static; `spec` is that of its box.
+        If it does not come to answer, its box is destroyed. Raises: as `Apps.create` and `Apps.wait`.
+        """
+        apps = self.apps
+        app = api.App(apps, await apps.create(template, name, port=port, **spec))
+        try:
+            if wait_sec:
+                await app.wait(wait_sec)
+        except BaseException:
+            await app.destroy()
+            raise
+        return app
+
     create = _forwarded(api.Hutch.create)
     plan = _forwarded(api.Hutch.plan)
     box_for = _forwarded(api.Hutch.box_for)
@@ -172,6 +191,10 @@ class Hutch:
     @property
     def skills(self) -> api.Skills:
         return cast(api.Skills, self._inner.skills)
+
+    @property
+    def apps(self) -> api.Apps:
+        return cast(api.Apps, self._inner.apps)
 
     @property
     def mcp_servers(self) -> api.McpServers:

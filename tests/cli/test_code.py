@@ -52,6 +52,10 @@ def test_an_environment_is_prepared_and_used(home: Home) -> None:
     home.good("box", "create", "--name", "warm", "--memory", "512")
     told = home.good("box", "python", "-c", "import sys\nprint('pandas' in sys.modules, sys.prefix)", "warm")
     assert told == f"True {prepared['prefix']}\n"
+    assert home.good("box", "python", "-c", "kept = pd = __import__('pandas').Series([1, 2, 3])", "warm") == ""
+    fork = home.good("box", "fork", "--kernel", "warm").strip()
+    assert home.good("box", "python", "-c", "int(kept.sum())", fork) == "6\n"
+    home.good("box", "destroy", fork)
     assert home.hutch("kernel", "prepare", "--python", "/bin/false").returncode != 0
     assert prepared["prefix"] in home.good("kernel", "show")
     home.good("box", "destroy", "warm")

@@ -141,11 +141,14 @@ def test_a_server_that_restarts_under_an_open_page(browser: Browser) -> None:
 
 
 def test_what_is_loaded_first_is_small(sample: Sample) -> None:
-    """The page, its script and its style weigh at most 250 KB compressed."""
+    """The page, its scripts, its style and its font weigh at most 250 KB compressed."""
     assets = load()
     page = assets["/index.html"].data.decode()
     first = re.findall(r'(?:src|href)="(/assets/[^"]+)"', page)
     assert any(name.endswith(".js") for name in first)
+    (style,) = (assets[name].data.decode() for name in first if name.endswith(".css"))
+    first += re.findall(r"url\((/assets/[^)]+)\)", style)
+    assert any(name.endswith(".woff2") for name in first)
     assert sum(len(assets[name].packed) for name in ("/index.html", *first)) < FIRST_LOAD_BYTES
 
 
@@ -158,6 +161,6 @@ def test_the_wheel_carries_the_dashboard(sample: Sample, tmp_path: Path) -> None
         names = {name for name in packed.namelist() if "dashboard/static/" in name}
         licences = packed.read("hutch/server/dashboard/static/THIRD_PARTY.txt").decode()
     assert {f"hutch/server/dashboard/static{path}" for path in load()} <= names
-    for part in ("react", "react-dom", "@xterm/xterm"):
+    for part in ("react", "react-dom", "@xterm/xterm", "SIL OPEN FONT LICENSE"):
         assert part in licences
     assert len(gzip.compress(licences.encode())) > 500

@@ -15,8 +15,8 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "code-interpreter.md").
 
 @pytest.mark.usefixtures("prepared")
 async def test_each_snippet_works(capsys: Any) -> None:
-    """State, errors, an interrupt, a table and a plot (S5)."""
-    first, plot = [block.split("```")[0] for block in GUIDE.split("```python\n")[1:]]
+    """State, errors, an interrupt, a table, a plot and a live fork (S5)."""
+    first, plot, fork = [block.split("```")[0] for block in GUIDE.split("```python\n")[1:]]
     names: dict[str, Any] = {}
     await run(first, names)
     assert capsys.readouterr().out == "two drinks\n 7\nKeyError exit\ntimeout\n2\n"
@@ -24,3 +24,5 @@ async def test_each_snippet_works(capsys: Any) -> None:
     told = capsys.readouterr().out
     assert "count" in told and "price" in told and told.endswith("True\n")
     assert names["picture"].startswith(b"\x89PNG")
+    await run(fork, names)
+    assert capsys.readouterr().out == "0\n1000\n1000\n"

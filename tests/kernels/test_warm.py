@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Invalid, Unsupported
+from hutch.errors import Invalid
 from hutch.kernels import environment
 from hutch.kernels.environment import Environment
 from hutch.model.code import CHART_MIME, TABLE_MIME
@@ -155,8 +155,6 @@ async def test_a_kernel_lives_through_a_checkpoint_and_ends_with_a_rollback() ->
         result = await box.python("'kept' in globals(), open('file').read()")
         assert result.text == "(False, 'first')", result
         assert any("state is gone" in note for note in result.notes)
-        with pytest.raises(Unsupported, match="kernel"):
-            await box.fork(kernel=True)
 
 
 async def test_many_kernels_at_once() -> None:

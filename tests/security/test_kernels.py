@@ -9,6 +9,7 @@ import pytest
 from tests.kernels.conftest import prepared
 
 from hutch import Hutch
+from hutch.errors import Conflict
 from hutch.sync import Hutch as SyncHutch
 
 pytestmark = pytest.mark.usefixtures("prepared")
@@ -87,6 +88,77 @@ async def test_kernels_of_two_boxes_cannot_reach_each_other() -> None:
         assert killed.ok or (killed.error is not None and killed.error.name == "KernelDied")
         assert (await two.python("1 + 1")).text == "2"
         assert (await one.python("os.getpid()")).text == str(pid)
+
+
+_REACH = """
+import os, socket
+told = []
+try:
+    socket.socket(socket.AF_UNIX).connect('\\0fork'); told.append('connected')
+except OSError as error:
+    told.append(type(error).__name__)
+told.append(os.path.exists('/tmp/later'))
+for descriptor in sorted(os.listdir('/proc/self/fd')):
+    try: told.append(os.readlink(f'/proc/self/fd/{descriptor}').partition(':')[0])
+    except OSError: pass
+print(told)
+"""
+_LISTEN = """
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind('\\0fork'); listener.listen()
+open('/tmp/later', 'w').close()
+"""
+_KILL = """
+import os
+for pid in range(2, 400):
+    if pid != os.getpid():
+        try: os.kill(pid, 9)
+        except OSError: pass
+"""
+_NAMESPACES = "print(*(os.readlink('/proc/self/ns/' + name) for name in ('pid', 'mnt', 'net', 'user')))"
+
+
+async def test_live_forks_cannot_reach_each_other() -> None:
+    """A copied kernel has memory in common with its parent and siblings, but no process, socket, file or right."""
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as parent:
+        assert (await parent.python("import os\nmark = 'parent'")).ok
+        forks = await parent.fork(2, kernel=True)
+        try:
+            assert (await forks[0].python(_LISTEN)).ok and (await parent.python(_LISTEN)).ok
+            looked = await forks[1].python(_REACH)
+            assert looked.ok and looked.stdout.startswith("['ConnectionRefusedError', False, "), looked
+            assert "'pipe'" in looked.stdout and "anon_inode" not in looked.stdout, looked.stdout
+            assert "socket" not in looked.stdout, looked.stdout
+            seen = {(await box.python(_NAMESPACES)).stdout for box in (parent, *forks)}
+            assert len(seen) == 3 and all(len(set(each.split())) == 4 for each in seen), seen
+            await forks[0].python("mark = 'changed'")
+            await forks[0].python(_KILL)
+            for box in (parent, forks[1]):
+                assert (await box.python("mark")).text == "'parent'"
+        finally:
+            for fork in forks:
+                await fork.destroy()
+
+
+async def test_a_kernel_cannot_have_another_process_copied() -> None:
+    """A kernel that names a process which is not its own child, such as the guest, is refused, and goes on."""
+    lie = (
+        "import sys\n"
+        "kernel = next(module for name, module in sys.modules.items() if name.endswith('python.kernel'))\n"
+        "def fork(run, channel, *_):\n"
+        "    channel.send(type='forked', run=run, pid={pid})\n"
+        "    channel.send(type='done', run=run)\n"
+        "    return False\n"
+        "kernel.fork = fork"
+    )
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        for pid in ("1", "2", "0", "-1", "4194303", "kernel.os.getpid()"):
+            assert (await box.python(lie.format(pid=pid))).ok
+            with pytest.raises(Conflict, match="could not fork itself"):
+                await box.fork(kernel=True)
+            assert (await box.python("1 + 1")).text == "2"
+            assert (await box.exec("echo alive")).stdout == "alive\n"
 
 
 def test_the_template_has_nothing_of_its_keepers_environment(monkeypatch: pytest.MonkeyPatch) -> None:

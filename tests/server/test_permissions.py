@@ -21,6 +21,7 @@ _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
 _SKILL = "/v1/skills/{skill}"
 _MCP = "/v1/mcp-servers/{mcp_server}"
+_APP = "/v1/apps/{box}"
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,13 @@ RECIPES: dict[str, Try] = {
     f"POST {_SKILL}/save": Try(body={"box": "{box}", "path": "."}),
     f"POST {_SKILL}/prepare": Try(body={"box": "{box}"}),
     "GET /v1/skill-bindings": Try(),
+    "GET /v1/app-templates": Try(),
+    "GET /v1/apps": Try(),
+    f"GET {_APP}": Try(),
+    f"GET {_APP}/logs": Try(),
+    f"POST {_APP}/wait": Try(body={"timeout_sec": 0}),
+    f"POST {_APP}/start": Try(),
+    f"POST {_APP}/stop": Try(),
     "GET /v1/mcp-servers": Try(),
     f"GET {_MCP}": Try(),
     f"GET {_MCP}/logs": Try(),
@@ -180,6 +188,10 @@ RECIPES: dict[str, Try] = {
     # Last: from here on a foreign owner has things of the same names.
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
+    ),
+    "POST /v1/apps": Try(
+        body={"template": "static", "name": "{name}", "spec": {"workspace": "volume:{volume}"}},
+        headers={"idempotency_key": "{idempotency}"},
     ),
     "POST /v1/plan": Try(body={"profile": "default"}),
     "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
@@ -216,7 +228,8 @@ class Victim:
         client = server.tcp(made["text"], hutch_session="victim-session")
         self.observer = server.tcp(server.key("observer", "victim"))
         client.good("POST", "/v1/volumes", {"name": "victim-volume"})
-        spec = {"name": "victim-name", "labels": {"victim-label": "yes"}, "memory_mb": 128, "env": {"A": "victim-env"}}
+        spec = {"name": "victim-name", "memory_mb": 128, "env": {"A": "victim-env"}}
+        spec["labels"] = {"victim-label": "yes", "app.template": "static"}
         box = client.good("POST", "/v1/boxes", spec, idempotency_key="victim-idempotency")["id"]
         self.at = f"/v1/boxes/{box}"
         client.good("PUT", "/v1/session/current", {"box": box})

@@ -12,7 +12,7 @@ export function Profiles() {
     <>
       <h1>{t("Profiles")}</h1>
       <Loaded of={loaded}>
-        {(found) => <div className="grid two">{found.profiles.map((each) => <OneProfile key={each.name} profile={each} isDefault={each.name === found.default} />)}</div>}
+        {(found) => <div className="grid three">{found.profiles.map((each) => <OneProfile key={each.name} profile={each} isDefault={each.name === found.default} />)}</div>}
       </Loaded>
     </>
   );

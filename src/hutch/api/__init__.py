@@ -5,6 +5,7 @@ was destroyed, `LeaseLost` once another session took it, `BoxBroken` if its gues
 engine or server cannot be reached.
 """
 
+from hutch.api.apps import App, Apps
 from hutch.api.boxes import Argv, Box, Job, PortConnection, Shell, Stream
 from hutch.api.code import Kernels
 from hutch.api.files import Files, Watch
@@ -14,6 +15,8 @@ from hutch.api.resources import Questions, Receipts, Volumes
 from hutch.api.skills import Skills
 
 __all__ = [
+    "App",
+    "Apps",
     "Argv",
     "Box",
     "CreatedHook",

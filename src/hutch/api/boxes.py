@@ -130,7 +130,8 @@ class Box(Protocol):
     ) -> "tuple[Box, ...]":  # fmt: skip
         """Make boxes that begin with this one's files, or those of a checkpoint, and share them until they change.
 
-        All of them or none. Raises: NotFound; QuotaExceeded; Unsupported, also for `kernel`: processes are not forked.
+        With `kernel` they also have its Python kernels, with all variables, as they are now (native engine). All of
+        them or none. Raises: NotFound; QuotaExceeded; Unsupported; Conflict if a kernel is busy or dead, or none runs.
         """
 
     async def merge(self, fork: str) -> Merge:

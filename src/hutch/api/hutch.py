@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from hutch.api.apps import Apps
 from hutch.api.boxes import Box
 from hutch.api.resources import Questions, Receipts, Volumes
 from hutch.api.skills import Skills
@@ -132,6 +133,9 @@ class Hutch(Protocol):
 
     @property
     def skills(self) -> Skills: ...
+
+    @property
+    def apps(self) -> Apps: ...
 
     @property
     def questions(self) -> Questions: ...

@@ -9,7 +9,7 @@ from typing import NoReturn
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.errors import Invalid
 
-SERVED = ("box", "volume", "events", "skill", "status", "mcp", "dashboard")
+SERVED = ("box", "app", "volume", "events", "skill", "status", "mcp", "dashboard")
 """Commands that can be told which server to work at."""
 
 try:

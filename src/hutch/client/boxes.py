@@ -15,7 +15,7 @@ from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.code import CodeResult
-from hutch.model.layers import Attempt, Checkpoint, Diff, Forks, Merge, Rollback, no_live_fork
+from hutch.model.layers import Attempt, Checkpoint, Diff, Forks, Merge, Rollback
 from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
@@ -137,9 +137,7 @@ class RemoteBox:
     async def fork(
         self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
     ) -> "tuple[RemoteBox, ...]":  # fmt: skip
-        if kernel:
-            raise no_live_fork()
-        made = await self._once(Forks, "fork", {"count": count, "checkpoint": checkpoint})
+        made = await self._once(Forks, "fork", {"count": count, "checkpoint": checkpoint, "kernel": kernel})
         return tuple(RemoteBox(self._handle.server, self._handle.session, info) for info in made.boxes)
 
     async def merge(self, fork: str) -> Merge:

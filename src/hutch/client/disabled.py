@@ -107,6 +107,10 @@ class OffHutch:
         self._refuse("skills")
 
     @property
+    def apps(self) -> NoReturn:
+        self._refuse("apps")
+
+    @property
     def mcp_servers(self) -> NoReturn:
         self._refuse("mcp_servers")
 

@@ -30,6 +30,7 @@ from hutch.policy.mounts import granted_roots
 
 if TYPE_CHECKING:
     from hutch.api import CreatedHook, DestroyedHook
+    from hutch.client.apps import RemoteApps
     from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
     from hutch.model.metrics import Metrics
@@ -338,6 +339,12 @@ class RemoteHutch:
         from hutch.client.skills import RemoteSkills  # Few callers need it, so it is loaded on demand.
 
         return RemoteSkills(self._ask, self._get)
+
+    @property
+    def apps(self) -> "RemoteApps":
+        from hutch.client.apps import RemoteApps  # Few callers need it, so it is loaded on demand.
+
+        return RemoteApps(self, self._ask)
 
     @property
     def mcp_servers(self) -> "RemoteMcpServers":

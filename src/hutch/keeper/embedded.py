@@ -26,6 +26,7 @@ from hutch.providers import registry
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
     from hutch.api import CreatedHook, DestroyedHook
+    from hutch.apps.local import LocalApps
     from hutch.keeper.access.admin import AdminHandle
     from hutch.keeper.access.observe import ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
@@ -232,6 +233,12 @@ class Hutch:
     @property
     def skills(self) -> "LocalSkills":
         return self._own.local_skills
+
+    @property
+    def apps(self) -> "LocalApps":
+        from hutch.apps.local import LocalApps
+
+        return LocalApps(self)
 
     @cached_property
     def questions(self) -> "OwnerQuestions":

@@ -22,6 +22,8 @@ START_SECONDS = 120.0
 """A cold start loads a large library on a busy machine; a kernel that needs longer is taken for dead."""
 INTERRUPT_SECONDS = 5.0
 """How long interrupted code may take to end before its kernel is killed."""
+WAKE = b'{"op":"wake"}\n'
+"""What a copied kernel waits for at its new input."""
 _AHEAD = 64
 """Messages that are read before the caller has taken the earlier ones; then the kernel waits."""
 
@@ -73,9 +75,10 @@ class Kernel:
         """Return the name of its job, from which `adopt` makes the kernel again."""
         return f"kernel:{self.language}:{self.id}:{self.cwd}"
 
-    def adopt(self, process: Process, started_at: float, stdout: int, stderr: int) -> None:
+    def adopt(self, process: Process, started_at: float, stdout: int, stderr: int, *, warm: bool) -> None:
         """Use the process that an earlier keeper started. What it wrote until now is nobody's."""
         self.process = process
+        self.warm = warm
         self.started_at = started_at
         self._cursors = {"stdout": stdout, "stderr": stderr}
 
@@ -106,6 +109,15 @@ class Kernel:
                 f"this box cannot run {self.language}: {error.message}", details=error.details, remedy=remedy
             ) from error
         return await self._begin(instance, process, start.first)
+
+    async def wake(self, instance: Instance, process: Process, *, warm: bool) -> None:
+        """Use a process that has just got the memory of a kernel of another box."""
+        self.warm = warm
+        await self._begin(instance, process, WAKE)
+
+    def note(self, text: str) -> None:
+        """Have the next result say this."""
+        self._notes = (*self._notes, text)
 
     async def _begin(self, instance: Instance, process: Process, first: bytes) -> Process:
         """Wait until a new process takes code."""

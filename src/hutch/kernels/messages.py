@@ -42,7 +42,15 @@ class Done(msgspec.Struct, tag_field="type", tag="done"):
     dropped: int = 0
 
 
-Message = Ready | Printed | Shown | Done
+class Forked(msgspec.Struct, tag_field="type", tag="forked"):
+    """The kernel has forked itself; the copy waits to be taken along."""
+
+    run: str
+    pid: int
+    """Its pid in the box."""
+
+
+Message = Ready | Printed | Shown | Done | Forked
 _decoder = msgspec.json.Decoder(Message)
 
 

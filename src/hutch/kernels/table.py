@@ -2,12 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
-from hutch.errors import Invalid, NotFound, QuotaExceeded
+from hutch.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from hutch.kernels.bash import is_name
 from hutch.kernels.kernel import Kernel
+from hutch.kernels.live.fork import KernelCopy, check_forkable, copy_memory, park_copy, start_cold_husk
 from hutch.kernels.warm.templates import Templates
 from hutch.model.code import (
     LANGUAGE_ALIASES,
@@ -18,8 +19,11 @@ from hutch.model.code import (
     KernelState,
     Language,
 )
+from hutch.model.layers import no_live_fork
 from hutch.model.results import Cause, JobState, Verdict
 from hutch.providers.base import Command, Instance, Process
+from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.native.instance import NativeInstance
 
 MAX_KERNELS = 64
 MAX_CODE = 8 << 20
@@ -140,6 +144,53 @@ class KernelTable:
         async with kernel.lock:
             await kernel.end(instance)
 
+    # --- live forks -------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def copies(self, instance: Instance) -> "AsyncIterator[Copies]":
+        """Copy all Python kernels of the box at one moment. They run no code until the context ends.
+
+        Raises:
+            Unsupported: The box is none of the native engine.
+            Conflict: There is no such kernel, or one is busy or dead.
+        """
+        if not isinstance(instance, NativeInstance):
+            raise no_live_fork()
+        infos = await self.all(instance)
+        forked = check_forkable(list(self._kernels.values()), instance.record.box_id)
+        dead = [info.id for info in infos if info.state is KernelState.DEAD and info.language is Language.PYTHON]
+        if dead:
+            raise Conflict(f"kernel {dead[0]} has died", op="fork", remedy="run code in it, or remove it")
+        others = [each for each in self._kernels.values() if each.process is not None and each not in forked]
+        async with AsyncExitStack() as stack:
+            for kernel in forked:
+                await stack.enter_async_context(kernel.lock)
+            copies = [await stack.enter_async_context(park_copy(kernel, instance)) for kernel in forked]
+            yield Copies(copies, others, instance.record.box_id)
+
+    async def start_husk(self, box: NativeInstance, copy: KernelCopy) -> GuestProcess:
+        """Start the process of this box that becomes the copy."""
+        await self._load(box)
+        name = copy.kernel.job_name()
+        husk = None
+        if copy.kernel.warm and self._templates is not None:
+            husk = await self._templates.start_husk(box, self._owner, name)
+        return husk or await start_cold_husk(box, name)
+
+    async def receive(self, box: NativeInstance, copy: KernelCopy, process: GuestProcess) -> None:
+        """Take over the process that has become the copy."""
+        old = copy.kernel
+        kernel = self._new(old.id, old.language, old.cwd, old.env)
+        await kernel.wake(box, process, warm=old.warm)
+        self._kernels[kernel.id] = kernel
+
+    def miss(self, kernel: Kernel, box_id: str) -> None:
+        """Have the first result of a kernel say that its state was not forked."""
+        missed = self._kernels[kernel.id] = self._new(kernel.id, kernel.language, kernel.cwd, kernel.env)
+        missed.note(
+            f"kernel {kernel.id} is a new one: only Python kernels of box {box_id} were forked with their state"
+        )
+
     def _new(self, kernel_id: str, language: Language, cwd: str, env: Mapping[str, str]) -> Kernel:
         return Kernel(kernel_id, language, cwd, env, self._fork if self._templates is not None else None)
 
@@ -172,14 +223,45 @@ class KernelTable:
             if self._loaded_from is instance:
                 return
             self._kernels = {}
-            if self._templates is not None:
-                await self._templates.find_guest(instance)  # So that its jobs are among those of the box.
+            # Asked first, so that the jobs of the guest of warm kernels are among those of the box.
+            guest = await self._templates.find_guest(instance) if self._templates is not None else None
+            warm = f"{str(guest.hello.get('boot'))[:6]}-" if guest is not None else "-"
             for job in await instance.jobs():
                 parts = job.name.split(":", 3)
                 if job.state is not JobState.RUNNING or len(parts) != 4 or parts[0] != "kernel":
                     continue
                 if parts[1] in tuple(Language):
                     kernel = self._new(parts[2], Language(parts[1]), parts[3], {})
-                    kernel.adopt(await instance.job(job.id), job.started_at, job.stdout_total, job.stderr_total)
+                    kernel.adopt(
+                        await instance.job(job.id), job.started_at, job.stdout_total, job.stderr_total,
+                        warm=job.id.startswith(warm),
+                    )  # fmt: skip
                     self._kernels[kernel.id] = kernel
             self._loaded_from = instance
+
+
+class Copies:
+    """The parked copies of one box's kernels."""
+
+    def __init__(self, copies: list[KernelCopy], others: list[Kernel], box_id: str) -> None:
+        """`others` are kernels of languages that cannot be forked."""
+        self._copies = copies
+        self._others = others
+        self._box_id = box_id
+
+    async def give(self, boxes: Sequence[tuple[KernelTable, Instance]]) -> None:
+        """Give each box, which is new and of the native engine, all kernels.
+
+        Raises:
+            EngineError: One could not be copied.
+        """
+        new = [(table, box) for table, box in boxes if isinstance(box, NativeInstance)]
+        for copy in self._copies:
+            husks = await asyncio.gather(*(table.start_husk(box, copy) for table, box in new))
+            await copy_memory(copy, [(box, husk) for (_, box), husk in zip(new, husks, strict=True)])
+            await asyncio.gather(
+                *(table.receive(box, copy, husk) for (table, box), husk in zip(new, husks, strict=True))
+            )
+        for table, _ in new:
+            for kernel in self._others:
+                table.miss(kernel, self._box_id)

@@ -17,7 +17,7 @@ class Way(StrEnum):
     COPY = "copy"
     """Processes ran, so the box stood still while what it had changed was copied."""
     COMMIT = "commit"
-    """The engine made an image of the box."""
+    """The engine switches no layers, so all that the box had changed was copied to a volume of the engine."""
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):
@@ -108,6 +108,6 @@ class Rollback(Record, frozen=True, kw_only=True):
 def no_live_fork() -> Unsupported:
     """The error for a fork that should carry running kernels along."""
     return Unsupported(
-        "a fork carries files, not running processes", op="fork",
+        "only boxes of the native engine can be forked with their kernels", op="fork",
         remedy="leave out kernel, and run in each fork what it needs",
     )  # fmt: skip

@@ -27,6 +27,7 @@ STATUS = {
     "no_match": 422,
     "file_failed": 422,
     "mcp_server": 424,
+    "app_failed": 424,
     "quota": 429,
     "internal": 500,
     "engine": 502,

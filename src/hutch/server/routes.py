@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
+from hutch.model.apps import AppInfo
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
@@ -30,6 +31,7 @@ from hutch.server.dashboard import live
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
+    apps,
     boxes,
     code,
     commands,
@@ -125,6 +127,7 @@ _FILES = f"{_BOX}/files"
 _KERNEL = f"{_BOX}/kernels/{{kernel}}"
 _SKILL = "/v1/skills/{skill}"
 _IMAGE = "/v1/images/{image}"
+_APP = "/v1/apps/{box}"
 _MCP = "/v1/mcp-servers/{mcp_server}"
 
 # fmt: off
@@ -193,6 +196,15 @@ ROUTES = (
           fails=(*BOX_ERRORS, *FILE_ERRORS, *skills.FAILS)),
     Route("GET", "/v1/skill-bindings", skills.list_bindings, May.READ, skills.SkillBindings, fails=skills.FAILS),
     Route("PUT", "/v1/skill-bindings/{group}", skills.bind, May.CHANGE, SkillBinding, fails=skills.FAILS),
+    Route("GET", "/v1/app-templates", apps.list_templates, May.READ, apps.TemplateList),
+    Route("GET", "/v1/apps", apps.list_apps, May.READ, apps.AppList),
+    Route("POST", "/v1/apps", apps.create, May.CHANGE, AppInfo, long=True, status=(201,),
+          headers=("Idempotency-Key",), fails=(*BOX_ERRORS, *FILE_ERRORS)),
+    Route("GET", _APP, apps.get, May.READ, AppInfo),
+    Route("GET", f"{_APP}/logs", apps.logs, May.READ, apps.AppLogs),
+    Route("POST", f"{_APP}/wait", apps.wait, May.CHANGE, AppInfo, long=True, fails=("app_failed",)),
+    Route("POST", f"{_APP}/start", apps.start, May.CHANGE, AppInfo, fails=FILE_ERRORS),
+    Route("POST", f"{_APP}/stop", apps.stop, May.CHANGE, AppInfo, long=True),
     Route("GET", "/v1/mcp-servers", mcp_servers.list_servers, May.READ, mcp_servers.ServerList,
           fails=mcp_servers.FAILS),
     Route("POST", "/v1/mcp-servers", mcp_servers.add, May.CHANGE, McpServerInfo, status=(201,),

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hutch.sync.boxes import Box, Files, Job, Stream, Watch
 from hutch.sync.hutch import Hutch
-from hutch.sync.resources import McpServers, Questions, Receipts, Skills, Volumes
+from hutch.sync.resources import App, Apps, McpServers, Questions, Receipts, Skills, Volumes
 
 if TYPE_CHECKING:
     from hutch.sync.tools import Tools
 
 __all__ = [
-    "Box", "Files", "Hutch", "Job", "McpServers", "Questions", "Receipts", "Skills", "Stream", "Tools", "Volumes",
-    "Watch",
+    "App", "Apps", "Box", "Files", "Hutch", "Job", "McpServers", "Questions", "Receipts", "Skills", "Stream", "Tools",
+    "Volumes", "Watch",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hutch.front import Hutch as AsyncHutch
 from hutch.model.boxes import Event
 from hutch.sync.boxes import Box
 from hutch.sync.portal import Portal, blocking, wrapping
-from hutch.sync.resources import McpServers, Questions, Receipts, Skills, Volumes
+from hutch.sync.resources import App, Apps, McpServers, Questions, Receipts, Skills, Volumes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,6 +89,7 @@ class Hutch:
 
         return self._portal.run(self._inner.race(box._inner, count, run, rate))
 
+    app = wrapping(App, AsyncHutch.app)
     create = wrapping(Box, api.Hutch.create)
     plan = blocking(api.Hutch.plan)
     import_box = wrapping(Box, api.Hutch.import_box)
@@ -141,6 +142,10 @@ class Hutch:
     @property
     def skills(self) -> Skills:
         return Skills(self._portal, self._inner.skills)
+
+    @property
+    def apps(self) -> Apps:
+        return Apps(self._portal, self._inner.apps)
 
     @property
     def mcp_servers(self) -> McpServers:

@@ -1,6 +1,6 @@
 """Volumes, receipts, questions, MCP servers and skills without `await`."""
 
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from hutch import api
 from hutch.model.skills import SkillInfo, SkillPlace
@@ -50,6 +50,51 @@ class Questions:
     waiting = blocking(api.Questions.waiting)
     answer = blocking(api.Questions.answer)
     ask = blocking(api.Questions.ask)
+
+
+class Apps:
+    """Web applications in boxes; see `hutch.api.Apps`."""
+
+    def __init__(self, portal: Portal, inner: api.Apps) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    templates = blocking(api.Apps.templates)
+    create = blocking(api.Apps.create)
+    all = blocking(api.Apps.all)
+    get = blocking(api.Apps.get)
+    wait = blocking(api.Apps.wait)
+    url = blocking(api.Apps.url)
+    logs = blocking(api.Apps.logs)
+    start = blocking(api.Apps.start)
+    stop = blocking(api.Apps.stop)
+    remove = blocking(api.Apps.remove)
+
+
+class App:
+    """A handle on one app, for use with `with`, which destroys its box at the end; see `hutch.api.App`."""
+
+    def __init__(self, portal: Portal, inner: api.App) -> None:
+        self._portal = portal
+        self._inner = inner
+        self.box_id = inner.box_id
+        self.name = inner.name
+        self.template = inner.template
+        self.port = inner.port
+
+    info = blocking(api.App.info)
+    wait = blocking(api.App.wait)
+    url = blocking(api.App.url)
+    logs = blocking(api.App.logs)
+    start = blocking(api.App.start)
+    stop = blocking(api.App.stop)
+    destroy = blocking(api.App.destroy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
 
 
 class McpServers:

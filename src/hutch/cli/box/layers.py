@@ -138,11 +138,12 @@ class Fork(LayerCommand):
         super().add_options(parser)
         parser.add_argument("--count", type=int, default=1, metavar="N", help="how many (1)")
         parser.add_argument("--checkpoint", default="", help="begin with a checkpoint, not with the present files")
+        parser.add_argument("--kernel", action="store_true", help="also with its Python kernels and their variables")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:
             box = await attach_box(hutch, arguments)
-            made = await box.fork(arguments.count, checkpoint=arguments.checkpoint)
+            made = await box.fork(arguments.count, checkpoint=arguments.checkpoint, kernel=arguments.kernel)
             if arguments.json:
                 emit_json([fork.id for fork in made])
                 return 0

@@ -15,6 +15,13 @@ from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Instance
 
 
+def kernels_of(live: Live, templates: Templates) -> KernelTable:
+    """The kernels of a box, which all handles in this keeper share."""
+    if live.kernels is None:
+        live.kernels = KernelTable(templates, live.record.owner)
+    return live.kernels
+
+
 class KernelsHandle:
     """The `Kernels` of one handle. All handles of a box in this keeper share one table."""
 
@@ -25,9 +32,7 @@ class KernelsHandle:
 
     @property
     def _table(self) -> KernelTable:
-        if self._live.kernels is None:
-            self._live.kernels = KernelTable(self._templates, self._live.record.owner)
-        return self._live.kernels
+        return kernels_of(self._live, self._templates)
 
     @asynccontextmanager
     async def _instance(self) -> AsyncIterator[Instance]:

@@ -14,7 +14,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
-from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback, no_live_fork
+from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, AutoCheckpoint, EffectiveSpec, Retention
@@ -258,9 +258,7 @@ class BoxHandle:
     async def fork(
         self, count: int = 1, *, checkpoint: str = "", kernel: bool = False
     ) -> "tuple[BoxHandle, ...]":  # fmt: skip
-        if kernel:
-            raise no_live_fork()
-        return await self._layers.fork(count, checkpoint)
+        return await self._layers.fork(count, checkpoint, kernel=kernel)
 
     async def write_layer(self, path: str) -> None:
         """Write what the box has changed over its image to a new file, as the tar of a layer of an OCI image."""

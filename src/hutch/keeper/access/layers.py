@@ -73,11 +73,12 @@ class HandleLayers:
         async with self._operation("image.from_box", {}):
             await self._layers.write_layer(self._live, path)
 
-    async def fork(self, count: int, checkpoint: str) -> "tuple[BoxHandle, ...]":
+    async def fork(self, count: int, checkpoint: str, *, kernel: bool) -> "tuple[BoxHandle, ...]":
         from hutch.keeper.access.handles import BoxHandle
 
-        async with self._operation("fork", {"count": count, "checkpoint": checkpoint}) as operation:
-            made = await self._layers.fork(self._live, self._session, count, checkpoint)
+        details: Details = {"count": count, "checkpoint": checkpoint, "kernel": kernel}
+        async with self._operation("fork", details) as operation:
+            made = await self._layers.fork(self._live, self._session, count, checkpoint, kernel=kernel)
             operation.note(forks=", ".join(fork.record.id for fork in made))
         return tuple(BoxHandle(self._keeper, fork, self._session) for fork in made)
 

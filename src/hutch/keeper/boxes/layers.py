@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, HutchError, Invalid, NotFound, QuotaExceeded
@@ -27,6 +28,7 @@ from hutch.providers.layers import Frozen, Layers
 
 if TYPE_CHECKING:
     from hutch.keeper.keeper import Keeper
+    from hutch.kernels.table import Copies, KernelTable
 
 MAX_FORKS = 64
 """Most forks of one call."""
@@ -132,15 +134,23 @@ class LayerKeeper:
 
     # --- forks ------------------------------------------------------------------------------------------------
 
-    async def fork(self, live: Live, session: str, count: int, wanted: str) -> tuple[Live, ...]:
+    async def fork(
+        self, live: Live, session: str, count: int, wanted: str, *, kernel: bool = False
+    ) -> tuple[Live, ...]:  # fmt: skip
         """Make boxes that begin with a checkpoint of this one, or with its present files, leased to `session`.
 
-        All of them or none.
+        With `kernel` they also have its Python kernels with their state. All of them or none.
         """
         rights.require(rights.current(), Action.CREATE)
         if not 1 <= count <= MAX_FORKS:
             raise Invalid(f"{count} forks cannot be made at once", op="fork", remedy=f"ask for 1 to {MAX_FORKS}")
-        async with self._locks.lock(live.record.id):
+        if kernel and wanted:
+            raise Invalid(
+                "a kernel can be forked with the present files only, not with those of a checkpoint", op="fork",
+                remedy="leave out the checkpoint, or the kernel",
+            )  # fmt: skip
+        copying = self._copies(live) if kernel else nullcontext()
+        async with self._locks.lock(live.record.id), copying as copies:
             found = _find(live.record, wanted) if wanted else None
             freezing = asyncio.ensure_future(run_uncancelled(self._state_to_fork(live, found)))
             made: list[Live] = []
@@ -155,6 +165,8 @@ class LayerKeeper:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(count):
                         group.create_task(one())
+                if copies is not None:
+                    await copies.give([(self._kernels(fork), fork.running) for fork in made])
                 forks = await self._forks(live, made, await freezing)
                 await self._write(live, f"forked {count} times", forks=forks)
             except BaseException as error:
@@ -171,6 +183,14 @@ class LayerKeeper:
             await self._keeper.skill_mounts.ensure_shown(fork)
             await self._keeper.hooks.run_created(fork)
         return tuple(made)
+
+    def _kernels(self, live: Live) -> "KernelTable":
+        from hutch.keeper.access.code import kernels_of  # Most keepers run no code.
+
+        return kernels_of(live, self._keeper.engines.templates)
+
+    def _copies(self, live: Live) -> "AbstractAsyncContextManager[Copies]":
+        return self._kernels(live).copies(live.running)
 
     async def _state_to_fork(self, live: Live, found: StoredCheckpoint | None) -> str:
         if found is not None:
@@ -213,7 +233,7 @@ class LayerKeeper:
         theirs = await self._layers(fork).freeze(await self._keep(fork))
         kept = self._kept_checkpoints(live.record)
         frozen = await self._layers(live).freeze(await self._keep(live, kept))
-        if frozen.way is not Way.SWITCH:
+        if frozen.way is Way.COPY:
             raise Conflict(
                 f"box {live.record.id} is working", op="merge", remedy="wait for its jobs, or end them, and merge again"
             )

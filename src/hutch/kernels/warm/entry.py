@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hutch.guest import main as guest
@@ -25,6 +26,9 @@ _NAMESPACES = (
 )  # fmt: skip
 _GUEST_OOM_SCORE, _KERNEL_OOM_SCORE = "400", "800"
 """Where memory runs out, a kernel goes first, then the guest that all kernels share, and the box's own guest last."""
+
+_HUSK_SECONDS = 120.0
+_BACKLOG = 64
 
 
 class Settings(NamedTuple):
@@ -109,6 +113,9 @@ class Entry:
             asking = settings.filter.load()
             kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
             self._step = "serve"
+            # From now on SO_PEERCRED names this process to whoever connects, and not the keeper that bound the socket.
+            with socket.socket(fileno=os.dup(request.listener)) as listener:
+                listener.listen(_BACKLOG)
             given = json.loads(wire.read_memfd(request.options))
             self._first = given.pop("kernel")
             options = guest.Options(**given)
@@ -144,7 +151,8 @@ class Entry:
     def _start_job(self, made: guest.Guest, fields: Fields) -> Fields:
         job = made.jobs.start(
             ["python3", "(kernel)"], cwd=fields.get("cwd"), env=fields.get("env"), name=str(fields.get("name", "")),
-            with_input=True, wait_for_reader=True, starter=self._fork_kernel,
+            with_input=True, wait_for_reader=True,
+            starter=self._fork_husk if fields.get("husk") else self._fork_kernel,
         )  # fmt: skip
         return {"job": job.id, "pid": job.pid, "command": job.argv, "started_at": job.started_at}
 
@@ -153,6 +161,16 @@ class Entry:
         _score: OomScore,
     ) -> int:  # fmt: skip
         """Fork instead of spawning: the child has everything imported."""
+        return self._fork(actions, lambda: self._prepared.become(env, cwd))
+
+    def _fork_husk(
+        self, _argv: Sequence[str], _env: Mapping[bytes, bytes], _cwd: str, actions: Sequence[tuple[Any, ...]],
+        _score: OomScore,
+    ) -> int:  # fmt: skip
+        """Fork a process that waits for the memory of a kernel of another box."""
+        return self._fork(actions, lambda: time.sleep(_HUSK_SECONDS))
+
+    def _fork(self, actions: Sequence[tuple[Any, ...]], work: Callable[[], None]) -> int:
         forked = os.fork()
         if forked:
             return forked
@@ -166,7 +184,7 @@ class Entry:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
             _set_oom_score(_KERNEL_OOM_SCORE)
             self._settings.command_line.show("python3")
-            self._prepared.become(env, cwd)
+            work()
         finally:
             os._exit(1)
 

@@ -80,7 +80,7 @@ class Template:
         Raises:
             Unavailable: The process ended, or a library started threads.
         """
-        answer = await _receive(self._sock, _START_SECONDS)
+        answer = await receive(self._sock, _START_SECONDS)
         if answer is None or answer.get("threads") != 1:
             reason = "it ended" if answer is None else f"its libraries started {answer.get('threads')} threads"
             raise Unavailable(
@@ -113,7 +113,7 @@ class Template:
             theirs.close()
             ours.setblocking(False)
             while True:
-                report = await _receive(ours, _ENTER_SECONDS)
+                report = await receive(ours, _ENTER_SECONDS)
                 if report is None or "error" in report:
                     step, error = (report or {}).get("step", "enter"), (report or {}).get("error", "the fork ended")
                     raise Unavailable(f"no interpreter could enter the box: {step}: {error}", op="kernel")
@@ -153,30 +153,41 @@ class Templates:
         self, instance: Instance, owner: str, command: Command
     ) -> tuple[GuestProcess, tuple[str, ...]] | None:
         """Start a kernel by a fork. Return it with notes for the caller, or None if this box has to start it cold."""
-        prepared = environment.load(self._state_dir)
-        if prepared is None or not isinstance(instance, NativeInstance):
+        if not isinstance(instance, NativeInstance):
             return None
         try:
-            kernel: dict[str, Any] = {"cwd": command.cwd, "env": command.env, "name": command.name}
-            link = await self.find_guest(instance)
-            if link is not None:
-                return instance.started_kernel(await link.request("kernel", **kernel)), ()
-            template = await self._template(owner, prepared)
-            entrance = await instance.entrance()
-            if entrance is None:
-                return None
-            try:
-                started = await template.enter(entrance, kernel)
-            finally:
-                await entrance.close()
-            await instance.link(GUEST)
-            notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
-            return instance.started_kernel(started), notes
+            return await self._start(instance, owner, {"cwd": command.cwd, "env": command.env, "name": command.name})
         except (Unavailable, OSError) as error:
             # The kernel starts all the same, only later; whoever keeps the machine learns why.
             log("kernels").warning("a kernel starts cold", box=instance.record.box_id, why=str(error))
             self.failure = str(error)
             return None
+
+    async def start_husk(self, instance: NativeInstance, owner: str, name: str) -> GuestProcess | None:
+        """Start a process that waits for a kernel's memory, most of which it has already; None without a template."""
+        started = await self._start(instance, owner, {"cwd": None, "env": None, "name": name, "husk": True})
+        return None if started is None else started[0]
+
+    async def _start(
+        self, instance: NativeInstance, owner: str, kernel: dict[str, Any]
+    ) -> tuple[GuestProcess, tuple[str, ...]] | None:
+        prepared = environment.load(self._state_dir)
+        if prepared is None:
+            return None
+        link = await self.find_guest(instance)
+        if link is not None:
+            return instance.started_kernel(await link.request("kernel", **kernel)), ()
+        template = await self._template(owner, prepared)
+        entrance = await instance.entrance()
+        if entrance is None:
+            return None
+        try:
+            started = await template.enter(entrance, kernel)
+        finally:
+            await entrance.close()
+        await instance.link(GUEST)
+        notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
+        return instance.started_kernel(started), notes
 
     async def find_guest(self, instance: Instance) -> Link | None:
         """Return the link to the box's kernel guest; None if it has none."""
@@ -243,7 +254,7 @@ def _last_use(task: "asyncio.Task[Template]") -> float:
     return task.result().used_at if task.done() and not task.cancelled() and not task.exception() else time.monotonic()
 
 
-async def _receive(sock: socket.socket, seconds: float) -> dict[str, Any] | None:
+async def receive(sock: socket.socket, seconds: float) -> dict[str, Any] | None:
     """The next message; None at the end of the connection, or if none comes in time."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()

@@ -76,7 +76,7 @@ async def open_entrance(box: "NativeInstance", watchdogs: "Watchdogs", *, has_id
         return NativeEntrance(box, watchdogs, guest, None)
     holder = await box.start(Command(command=_HOLDER))
     try:
-        if pid := _host_pid(guest, (await holder.info()).pid):
+        if pid := host_pid(guest, (await holder.info()).pid):
             return NativeEntrance(box, watchdogs, pid, holder)
     except BaseException:
         await _end(box, holder)
@@ -85,13 +85,13 @@ async def open_entrance(box: "NativeInstance", watchdogs: "Watchdogs", *, has_id
     return None
 
 
-def _host_pid(guest: int, inside: int) -> int:
-    """Return the pid on the host of the guest's child with the pid `inside` in the box; 0 if there is none.
+def host_pid(parent: int, inside: int) -> int:
+    """Return the pid on the host of the parent's child with the pid `inside` in the box; 0 if there is none.
 
-    The kernel says which processes are the guest's children, so nothing in the box can name another process here.
+    The kernel says which processes are the parent's children, so nothing in the box can name another process here.
     """
     with contextlib.suppress(OSError, ValueError):
-        with open(f"/proc/{guest}/task/{guest}/children") as file:
+        with open(f"/proc/{parent}/task/{parent}/children") as file:
             children = [int(word) for word in file.read().split()]
         for pid in children:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:

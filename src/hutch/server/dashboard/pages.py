@@ -20,6 +20,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
 IMMUTABLE = "public, max-age=31536000, immutable"
@@ -88,8 +89,8 @@ class DashboardDoor:
 CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'", "script-src 'self'", "style-src 'self'", "style-src-attr 'unsafe-inline'",
-        "img-src 'self' data: blob:", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'", "form-action 'none'",
-        "frame-ancestors 'none'",
+        "img-src 'self' data: blob:", "font-src 'self'", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'",
+        "form-action 'none'", "frame-ancestors 'none'",
     )
 )  # fmt: skip
 """Everything comes from this origin. The terminal colours its cells by style attributes, which no text of a box can

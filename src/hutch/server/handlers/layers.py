@@ -50,6 +50,8 @@ class ForkBody(Record, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     checkpoint: Name = ""
     """The checkpoint that the forks begin with; empty is the present state."""
+    kernel: bool = False
+    """Whether the forks also get the box's Python kernels with their variables."""
 
 
 class MergeBody(Record, frozen=True, kw_only=True):
@@ -133,7 +135,7 @@ async def fork(call: Call, body: ForkBody) -> Reply:
 
     async def work() -> Reply:
         async with using(call) as box:
-            made = await box.fork(body.count, checkpoint=body.checkpoint)
+            made = await box.fork(body.count, checkpoint=body.checkpoint, kernel=body.kernel)
             try:
                 return Reply(Forks(boxes=tuple([await each.info() for each in made])), 201)
             finally:

@@ -60,16 +60,29 @@ class Interrupts:
 class Channel:
     """Sends messages from any thread, and receives requests in the main one."""
 
-    def __init__(self, source: int, target: int) -> None:
+    def __init__(self, source: int, target: int, complaints: int | None = None) -> None:
+        """`complaints` is where a kernel that cannot go on says why."""
         self.interrupts = Interrupts()
         self._source = source
         self._target = target
-        self._sending = threading.Lock()
+        self._complaints = complaints
+        self.lock = threading.Lock()
+        """Held while a message is written."""
+        self._rest = b""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self._source, self._target, *(() if self._complaints is None else (self._complaints,))
+
+    def move(self) -> None:
+        """Go on with the standard streams as the connection, under the numbers of the old one."""
+        for stream, number in enumerate(self.descriptors):
+            os.dup2(stream, number, inheritable=False)
         self._rest = b""
 
     def send(self, **message: Any) -> None:
         data = json.dumps(message, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
-        with self.interrupts, self._sending:
+        with self.interrupts, self.lock:
             view = memoryview(data)
             while view:
                 view = view[os.write(self._target, view) :]
@@ -97,11 +110,23 @@ class Capture:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._lock = threading.Lock()  # Protects the pipes and decoders: the thread and `drain` read them in turn.
+        self.lock = threading.Lock()
+        """Protects the pipes and decoders: the thread and `drain` read them in turn."""
         self._run = ""
         self._idle = {"stdout": "", "stderr": ""}
         self._pipes: dict[int, str] = {}
         self._decoders: dict[str, Any] = {}
+        self.reopen()
+        sys.stdout = sys.__stdout__ = _line_writer(1)  # type: ignore[assignment,misc]
+        sys.stderr = sys.__stderr__ = _line_writer(2)  # type: ignore[assignment,misc]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return tuple(self._pipes)
+
+    def reopen(self) -> None:
+        """Make new pipes, and use them as standard output and error."""
+        self._pipes.clear()
         for number, name in ((1, "stdout"), (2, "stderr")):
             reader, writer = os.pipe()
             os.dup2(writer, number)
@@ -111,8 +136,6 @@ class Capture:
                 fcntl.fcntl(reader, _F_SETPIPE_SZ, _PIPE_SIZE)
             self._pipes[reader] = name
             self._decoders[name] = codecs.getincrementaldecoder("utf-8")("replace")
-        sys.stdout = sys.__stdout__ = _line_writer(1)  # type: ignore[assignment,misc]
-        sys.stderr = sys.__stderr__ = _line_writer(2)  # type: ignore[assignment,misc]
 
     def start(self) -> None:
         """Start the thread that sends output while the code runs."""
@@ -120,7 +143,7 @@ class Capture:
 
     def begin(self, run: str) -> None:
         """Report output as that of this run; first what threads have printed since the last one."""
-        with self._lock:
+        with self.lock:
             self._run = run
             for name, text in self._idle.items():
                 if text:
@@ -129,13 +152,13 @@ class Capture:
 
     def end(self) -> None:
         self.drain()
-        with self._lock:
+        with self.lock:
             self._run = ""
 
     def drain(self) -> None:
         """Send everything that was printed up to now."""
         self._flush()
-        with self._channel.interrupts, self._lock:
+        with self._channel.interrupts, self.lock:
             for reader in self._pipes:
                 while self._read(reader):
                     pass
@@ -153,7 +176,7 @@ class Capture:
             if not ready and self._run:
                 self._flush()
             for reader in ready:
-                with self._lock:
+                with self.lock:
                     self._read(reader)
 
     def _read(self, reader: int) -> bool:

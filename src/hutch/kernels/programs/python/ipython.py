@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from IPython.core import async_helpers
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.formatters import BaseFormatter
@@ -14,6 +15,9 @@ from traitlets import ObjectName, Type, Unicode
 from traitlets.config import Config
 
 from .display import CHART_MIME, TABLE_MIME, Displays, chart_of, figure_forms, table_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class _ValueHook(DisplayHook):
@@ -104,6 +108,11 @@ class IPythonEvaluator:
     def forget(self) -> None:
         """Forget every run, so that the next one is the first."""
         self._shell.reset(new_session=True)
+
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of top-level await; IPython replaces a closed one."""
+        found: asyncio.AbstractEventLoop | None = getattr(async_helpers, "_asyncio_event_loop", None)
+        return found
 
     @property
     def namespace(self) -> dict[str, Any]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .channel import Capture, Channel
 from .display import BACKEND, Displays, install_figures, show_figures
+from .snapshot import fork, reseed
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Evaluator(Protocol):
@@ -24,6 +27,8 @@ class Evaluator(Protocol):
 
     def forget(self) -> None: ...
 
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+
     def run(self, code: str) -> tuple[int, dict[str, str] | None]: ...
 
 
@@ -35,15 +40,15 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     try:
-        serve(source, target)
+        serve(source, target, complaints=complaints)
     except BaseException:
         os.dup2(complaints, 2)  # The keeper reads why its kernel could not go on.
         raise
 
 
-def serve(source: int, target: int, prepared: Prepared | None = None) -> None:
+def serve(source: int, target: int, prepared: Prepared | None = None, complaints: int | None = None) -> None:
     """Serve requests from `source`, and answer on `target`."""
-    channel = Channel(source, target)
+    channel = Channel(source, target, complaints)
     channel.interrupts.install()
     capture = Capture(channel)
     displays = Displays(channel, capture)
@@ -58,6 +63,10 @@ def serve(source: int, target: int, prepared: Prepared | None = None) -> None:
     channel.send(type="ready", version=version, notes=notes)
     own = os.getpid()
     for request in channel.requests():
+        if request["op"] == "fork":
+            if fork(request["run"], channel, capture, evaluator.loop()):
+                own = os.getpid()
+            continue
         _run(request, channel, capture, displays, evaluator)
         if os.getpid() != own:
             os._exit(0)  # The code has forked and let the child come back here; only the parent may answer.
@@ -86,9 +95,7 @@ class Prepared:
         os.environ.clear()
         os.environb.update(env)
         os.chdir(cwd)
-        random.seed()
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()
+        reseed()
         ours = [name for name in sys.modules if name.startswith("hutch.") and not name.startswith("hutch.kernels")]
         for name in ours:
             del sys.modules[name]

@@ -37,6 +37,10 @@ class PlainEvaluator:
         """Forget every run, so that the next one is the first."""
         self._count = 0
 
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of top-level await; a closed one is replaced."""
+        return self._loop
+
     def _display(self, *values: Any) -> None:
         for value in values:
             self._show(value)
@@ -75,7 +79,7 @@ class PlainEvaluator:
         self.namespace.update(_hutch_system=_system, _hutch_magic=_magic)
         value = eval(code, self.namespace)
         if code.co_flags & inspect.CO_COROUTINE:
-            if self._loop is None:
+            if self._loop is None or self._loop.is_closed():
                 self._loop = asyncio.new_event_loop()
                 asyncio.set_event_loop(self._loop)
             return self._loop.run_until_complete(value)

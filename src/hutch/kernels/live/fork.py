@@ -1,0 +1,177 @@
+"""The keeper's part of a live fork: copies of a box's Python kernels, taken at one moment and given to each new box."""
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hutch.errors import Conflict, EngineError, HutchError
+from hutch.kernels.kernel import Kernel
+from hutch.kernels.messages import Done, Forked, Lines
+from hutch.kernels.warm.templates import receive
+from hutch.linux import processes
+from hutch.model.code import Language
+from hutch.providers.base import Command, Process
+from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.native.entrance import host_pid
+from hutch.providers.native.instance import NativeInstance
+from hutch.providers.native.spawn import wire
+
+_FORK_SECONDS = 30.0
+_COPY_SECONDS = 120.0
+_SOCKET = 3
+_SOURCE = str(Path(__file__).parents[3])
+_BOOT = f"""
+import sys
+sys.path[:] = [sys.argv[1], *(path for path in sys.path if path)]
+from hutch.kernels.live.surgeon import main
+main({_SOCKET})
+"""
+_HUSK = ("sleep", "120")
+
+
+class KernelCopy(NamedTuple):
+    """A parked copy of a kernel: a process of the box that is forked."""
+
+    kernel: Kernel
+    pid: int
+    """On the host."""
+    pidfd: int
+
+
+@asynccontextmanager
+async def park_copy(kernel: Kernel, box: NativeInstance) -> AsyncIterator[KernelCopy]:
+    """Have an idle kernel fork itself. The copy ends with the context, and the kernel goes on.
+
+    Raises:
+        Conflict: The kernel could not fork, or does not answer.
+    """
+    process = kernel.process
+    assert isinstance(process, GuestProcess)
+    run = secrets.token_hex(12)
+    lines = _RunLines(kernel, process, run)
+    try:
+        parent = await box.host_pid(process)
+        await process.write(msgspec.json.encode({"op": "fork", "run": run}) + b"\n")
+        forked = await lines.next()
+        pid = host_pid(parent, forked.pid) if parent and isinstance(forked, Forked) else 0
+        if not pid:
+            error = forked.error if isinstance(forked, Done) else None
+            raise Conflict(
+                f"kernel {kernel.id} could not fork itself: {error.value if error else 'it did not answer'}", op="fork",
+                remedy="restart it, or give the box more processes and memory",
+            )  # fmt: skip
+        pidfd = os.pidfd_open(pid)
+        try:
+            yield KernelCopy(kernel, pid, pidfd)
+        finally:
+            processes.kill(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+            await asyncio.shield(lines.next())  # The kernel takes code again when it has seen the end of its copy.
+    finally:
+        await lines.close()
+
+
+class _RunLines:
+    """What a kernel answers to one request."""
+
+    def __init__(self, kernel: Kernel, process: Process, run: str) -> None:
+        self._kernel = kernel
+        self._run = run
+        self._lines = Lines()
+        self._waiting: list[Forked | Done] = []
+        cursors = kernel.cursors
+        self._pieces = process.follow(cursors["stdout"], cursors["stderr"])
+
+    async def next(self) -> Forked | Done | None:
+        """Return the next message about the fork; None if the kernel ends, or none comes in time."""
+        try:
+            async with asyncio.timeout(_FORK_SECONDS):
+                while not self._waiting:
+                    stream, data = await anext(self._pieces)
+                    if stream == "stderr":
+                        self._kernel.advance("stderr", len(data))
+                        continue
+                    for message in self._lines.feed(data):
+                        if isinstance(message, Forked | Done) and message.run == self._run:
+                            self._waiting.append(message)
+        except (TimeoutError, StopAsyncIteration, HutchError):
+            return None
+        return self._waiting.pop(0)
+
+    async def close(self) -> None:
+        self._kernel.advance("stdout", self._lines.consumed)
+        await self._pieces.aclose()  # type: ignore[attr-defined]
+
+
+async def start_cold_husk(box: NativeInstance, name: str) -> GuestProcess:
+    """Start a small program of the box whose place a kernel can take."""
+    return await box.start(Command(command=_HUSK, name=name, follow=True))
+
+
+async def copy_memory(copy: KernelCopy, husks: Sequence[tuple[NativeInstance, GuestProcess]]) -> None:
+    """Have a surgeon make each husk continue as the copy.
+
+    Raises:
+        EngineError: It could not; the husks have ended.
+    """
+    targets = [(pid, os.pidfd_open(pid)) for pid in [await box.host_pid(husk) for box, husk in husks]]
+    ours, theirs = wire.pair()
+    try:
+        with theirs:
+            surgeon = _spawn_surgeon(theirs.fileno())
+        message = {"source": copy.pid, "targets": [pid for pid, _ in targets]}
+        wire.send(ours, message, [copy.pidfd, *(pidfd for _, pidfd in targets)])
+        ours.setblocking(False)
+        report = await receive(ours, _COPY_SECONDS)
+    finally:
+        ours.close()
+        for _, pidfd in targets:
+            os.close(pidfd)
+    with suppress(ProcessLookupError):
+        os.kill(surgeon, signal.SIGKILL)  # Not reaped yet, so the pid is its own. It has ended, or hangs.
+    await asyncio.to_thread(os.waitpid, surgeon, 0)
+    if report is None or "error" in report:
+        why = "it took too long" if report is None else str(report["error"])
+        raise EngineError(
+            f"kernel {copy.kernel.id} could not be copied: {why}", op="fork",
+            remedy="fork without kernel, and run in each fork what it needs",
+        )  # fmt: skip
+
+
+def _spawn_surgeon(fd: int) -> int:
+    """Start the process with an environment of its own, and this descriptor."""
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCE],
+        {"LANG": "C.UTF-8"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, _SOCKET)],
+        setsid=True,
+    )
+
+
+def check_forkable(kernels: Sequence[Kernel], box_id: str) -> list[Kernel]:
+    """Return the kernels that a live fork takes along: all that speak Python.
+
+    Raises:
+        Conflict: There is none, or one is busy.
+    """
+    found = [each for each in kernels if each.language is Language.PYTHON and each.process is not None]
+    if not found:
+        raise Conflict(
+            f"box {box_id} has no Python kernel to fork", op="fork", remedy="run code first, or fork without kernel"
+        )
+    for each in found:
+        if each.lock.locked():
+            raise Conflict(
+                f"kernel {each.id} runs code, and only an idle kernel can be forked", op="fork", retryable=True,
+                remedy="wait until it is done, or interrupt it",
+            )  # fmt: skip
+    return found
