@@ -1,19 +1,21 @@
 // The frame of every page: who is signed in, where one can go, whether the picture is live; and which page is shown.
 
 import { Component, type ReactNode, lazy, Suspense, useEffect, useState } from "react";
-import { Notice, Button, Link, Loading } from "./ui/basics";
-import { Toasts } from "./ui/dialog";
+import { Notice, Button, Link, Loading, useShownLink } from "./ui/basics";
+import { ActionDialog, Toasts } from "./ui/dialog";
+import { Brand, Icon, type IconName } from "./ui/icons";
 import { Palette } from "./ui/palette";
 import { t, type Text, useLanguage } from "./i18n";
 import { connect, disconnect, live } from "./live";
 import { navigate, usePath } from "./router";
-import { prefer, preferences, resume, sessions, signOut, type Theme, useSession } from "./session";
+import { prefer, preferences, resume, sessions, signOut, signOutEverywhere, type Theme, useSession } from "./session";
 import { SignIn } from "./pages/sign-in";
 import { Overview } from "./pages/overview";
 import { Boxes } from "./pages/boxes";
 import { BoxPage } from "./pages/box/page";
 import { Approvals } from "./pages/approvals";
 
+const Apps = lazy(() => import("./pages/apps").then((page) => ({ default: page.Apps })));
 const Skills = lazy(() => import("./pages/skills").then((page) => ({ default: page.Skills })));
 const McpServers = lazy(() => import("./pages/mcp-servers").then((page) => ({ default: page.McpServers })));
 const Tools = lazy(() => import("./pages/tools").then((page) => ({ default: page.Tools })));
@@ -21,16 +23,17 @@ const Keys = lazy(() => import("./pages/keys").then((page) => ({ default: page.K
 const Audit = lazy(() => import("./pages/audit").then((page) => ({ default: page.Audit })));
 const Profiles = lazy(() => import("./pages/profiles").then((page) => ({ default: page.Profiles })));
 
-export const PAGES: { path: string; title: Text; admin?: boolean }[] = [
-  { path: "/", title: "Overview" },
-  { path: "/boxes", title: "Boxes" },
-  { path: "/approvals", title: "Approvals" },
-  { path: "/skills", title: "Skills" },
-  { path: "/mcp-servers", title: "MCP servers" },
-  { path: "/tools", title: "Tools" },
-  { path: "/profiles", title: "Profiles" },
-  { path: "/audit", title: "Audit" },
-  { path: "/keys", title: "Keys", admin: true },
+export const PAGES: { path: string; title: Text; icon: IconName; admin?: boolean }[] = [
+  { path: "/", title: "Overview", icon: "overview" },
+  { path: "/boxes", title: "Boxes", icon: "boxes" },
+  { path: "/apps", title: "Apps", icon: "apps" },
+  { path: "/approvals", title: "Approvals", icon: "approvals" },
+  { path: "/skills", title: "Skills", icon: "skills" },
+  { path: "/mcp-servers", title: "MCP servers", icon: "servers" },
+  { path: "/tools", title: "Tools", icon: "tools" },
+  { path: "/profiles", title: "Profiles", icon: "profiles" },
+  { path: "/audit", title: "Audit", icon: "audit" },
+  { path: "/keys", title: "Keys", icon: "keys", admin: true },
 ];
 
 export function App() {
@@ -81,7 +84,7 @@ function Shell() {
       <Sidebar path={path} openPalette={() => setPalette(true)} />
       <main id="content" tabIndex={-1}>
         <Connection />
-        <Boundary key={path.slice(0, 2).join("/")}>
+        <Boundary at={path.join("/")}>
           <Suspense fallback={<Loading />}>
             <Page path={path} />
           </Suspense>
@@ -98,6 +101,7 @@ function Page({ path }: { path: string[] }) {
   switch (first) {
     case undefined: return <Overview />;
     case "boxes": return second ? <BoxPage key={second} id={second} tab={third ?? "summary"} /> : <Boxes />;
+    case "apps": return <Apps id={second} />;
     case "approvals": return <Approvals />;
     case "skills": return <Skills name={second} />;
     case "mcp-servers": return <McpServers name={second} />;
@@ -113,17 +117,14 @@ function Sidebar({ path, openPalette }: { path: string[]; openPalette: () => voi
   const session = useSession();
   const waiting = live.use((state) => state.questions.length);
   const here = `/${path[0] ?? ""}`;
+  const nav = useShownLink(here);
   return (
     <aside className="sidebar">
       <Link to="/" className="brand">
-        <svg viewBox="0 0 32 32" width="22" height="22" aria-hidden="true">
-          <path d="M3 13 16 4l13 9" fill="none" stroke="currentColor" strokeWidth="3" strokeLinecap="round" strokeLinejoin="round" />
-          <rect x="4" y="13" width="24" height="15" rx="3" fill="currentColor" />
-          <path d="M10 16v9M16 16v9M22 16v9" stroke="var(--panel)" strokeWidth="2.4" strokeLinecap="round" />
-        </svg>
+        <Brand />
         Hutch
       </Link>
-      <nav aria-label={t("Pages")}>
+      <nav aria-label={t("Pages")} ref={nav}>
         {PAGES.filter((page) => !page.admin || session.role === "admin").map((page) => (
           <a
             key={page.path}
@@ -134,14 +135,15 @@ function Sidebar({ path, openPalette }: { path: string[]; openPalette: () => voi
               navigate(page.path);
             }}
           >
-            {t(page.title)}
+            <Icon name={page.icon} size={17} />
+            <span>{t(page.title)}</span>
             {page.path === "/approvals" && waiting > 0 && <b className="count">{waiting}</b>}
           </a>
         ))}
       </nav>
       <div className="sidebar-end">
-        <Button kind="quiet" className="find" onClick={openPalette}>
-          {t("Find anything")} <kbd>Ctrl K</kbd>
+        <Button className="find" onClick={openPalette}>
+          <Icon name="search" /> <span>{t("Find anything")}</span> <kbd aria-hidden="true">Ctrl K</kbd>
         </Button>
         <Account />
       </div>
@@ -152,11 +154,15 @@ function Sidebar({ path, openPalette }: { path: string[]; openPalette: () => voi
 function Account() {
   const session = useSession();
   const { theme, language, allOwners } = preferences.use((state) => state);
+  const [leaving, setLeaving] = useState(false);
   return (
     <details className="account">
       <summary>
-        <span className="account-name">{session.name || session.key_id}</span>
-        <small>{t(ROLES[session.role])} · {session.owner}</small>
+        <span className="avatar" aria-hidden="true">{(session.name || session.owner).slice(0, 1).toUpperCase()}</span>
+        <span className="account-who">
+          <span className="account-name">{session.name || session.key_id}</span>
+          <small className="cut">{t(ROLES[session.role])} · {session.owner}</small>
+        </span>
       </summary>
       <div className="account-menu">
         {session.role === "admin" && (
@@ -181,7 +187,13 @@ function Account() {
           </select>
         </label>
         <Button onClick={() => void signOut()}>{t("Sign out")}</Button>
+        <Button kind="danger" onClick={() => setLeaving(true)}>{t("Sign out everywhere…")}</Button>
       </div>
+      {leaving && (
+        <ActionDialog title={t("Sign out everywhere")} action={t("Sign out everywhere")} danger onClose={() => setLeaving(false)} run={signOutEverywhere}>
+          <p>{t("Every browser that signed in with this key is signed out, also this one. The key itself goes on working.")}</p>
+        </ActionDialog>
+      )}
     </details>
   );
 }
@@ -207,11 +219,14 @@ function useTitle(path: string[]): void {
   });
 }
 
-/** A defect in one page leaves the others usable. */
-class Boundary extends Component<{ children: ReactNode }, { error: unknown }> {
-  override state = { error: undefined as unknown };
+/** A defect in one page leaves the others usable: going elsewhere forgets it. */
+class Boundary extends Component<{ at: string; children: ReactNode }, { at: string; error: unknown }> {
+  override state = { at: this.props.at, error: undefined as unknown };
   static getDerivedStateFromError(error: unknown) {
     return { error };
+  }
+  static getDerivedStateFromProps({ at }: { at: string }, state: { at: string }) {
+    return at === state.at ? null : { at, error: undefined };
   }
   override render() {
     if (this.state.error === undefined) return this.props.children;

@@ -1,23 +1,18 @@
 // The live picture of the server: one stream that is opened once, reconnects by itself, and feeds every page.
 
 import { ApiError, messages } from "./api/http";
-import type { BoxEvent, BoxInfo, LiveMessage, Numbers, Question, Status, Usage } from "./api/types";
+import type { BoxEvent, BoxInfo, LiveMessage, Numbers, Question, Sample, Status, Usage } from "./api/types";
 import { seesAll } from "./session";
 import { Store } from "./store";
 
 export const EVENTS_KEPT = 300;
-const POINTS_KEPT = 120;
+const SAMPLES_KEPT = 150;
 const LONGEST_PAUSE = 15_000;
 const SILENCE = 20_000;
 
 /** A box, and the moment of the server's clock at which its remaining time was told. */
 export interface LiveBox extends BoxInfo {
   told_at: number;
-}
-
-export interface Point {
-  at: number;
-  numbers: Numbers;
 }
 
 export interface Usages {
@@ -30,20 +25,26 @@ interface LiveState {
   connection: "connecting" | "live" | "lost";
   why: string;
   status: Status | null;
+  /** When the server started, by its own clock. */
+  started_at: number;
   boxes: ReadonlyMap<string, LiveBox>;
   /** Why boxes are gone, for pages that still show them. */
   gone: ReadonlyMap<string, string>;
   events: readonly BoxEvent[];
   questions: readonly Question[];
   usages: ReadonlyMap<string, Usages>;
-  points: readonly Point[];
+  /** How often the server has told usages; it does so every two seconds. */
+  ticks: number;
+  numbers: Numbers | null;
+  /** The server's numbers over the last minutes, oldest first. */
+  samples: readonly Sample[];
   /** The server's clock minus this browser's, in seconds. */
   skew: number;
 }
 
 const EMPTY: LiveState = {
-  connection: "connecting", why: "", status: null, boxes: new Map(), gone: new Map(), events: [], questions: [],
-  usages: new Map(), points: [], skew: 0,
+  connection: "connecting", why: "", status: null, started_at: 0, boxes: new Map(), gone: new Map(), events: [], questions: [],
+  usages: new Map(), ticks: 0, numbers: null, samples: [], skew: 0,
 };
 
 export const live = new Store<LiveState>(EMPTY);
@@ -98,6 +99,8 @@ async function follow(signal: AbortSignal): Promise<void> {
   }
 }
 
+let numbered = 0;
+
 function take(message: LiveMessage, first: boolean): void {
   const state = live.get();
   const change: Partial<LiveState> = { connection: "live", why: "" };
@@ -108,8 +111,10 @@ function take(message: LiveMessage, first: boolean): void {
     for (const box of message.boxes) boxes.set(box.id, { ...box, told_at: message.now });
     change.boxes = boxes;
   }
-  const known = first ? new Set(state.events.map((event) => event.seq)) : null;
-  const events = known ? message.events.filter((event) => !known.has(event.seq)) : message.events;
+  // The stream tells events before the store numbers them, so they are numbered here. A stream that is opened again
+  // begins with those of the last minutes.
+  const newest = state.events[0]?.at ?? 0;
+  const events = message.events.filter((event) => !first || event.at > newest).map((event) => ({ ...event, seq: (numbered += 1) }));
   if (events.length) {
     change.events = [...events].reverse().concat(state.events).slice(0, EVENTS_KEPT);
     const ended = events.filter((event) => event.kind === "gone");
@@ -119,11 +124,18 @@ function take(message: LiveMessage, first: boolean): void {
       change.gone = new Map([...gone].slice(-EVENTS_KEPT));
     }
   }
-  if (message.status) change.status = message.status;
+  if (message.status) {
+    change.status = message.status;
+    change.started_at = message.now - message.status.uptime_sec;
+  }
   if (message.questions) change.questions = message.questions;
-  if (Object.keys(message.usages).length) change.usages = measured(state, message);
+  if (Object.keys(message.usages).length) {
+    change.usages = measured(state, message);
+    change.ticks = state.ticks + 1;
+  }
   if (message.numbers) {
-    change.points = [...state.points, { at: message.now, numbers: message.numbers }].slice(-POINTS_KEPT);
+    change.numbers = message.numbers;
+    change.samples = (first ? [] : state.samples).concat(message.numbers.samples).slice(-SAMPLES_KEPT);
   }
   live.set(change);
 }

@@ -62,6 +62,16 @@ export async function signIn(secret: { key: string } | { code: string }): Promis
 
 export async function signOut(): Promise<void> {
   await remove("/v1/dashboard/session").catch(() => undefined);
+  leave();
+}
+
+/** End every session of this key, in this browser and in all others. */
+export async function signOutEverywhere(): Promise<void> {
+  await remove("/v1/dashboard/session", { query: { all: true } });
+  leave();
+}
+
+function leave(): void {
   setToken(null);
   sessions.set({ phase: "signed-out", session: null, ended: false });
 }

@@ -65,6 +65,21 @@ class Visitor:
         assert self.foreign == []
 
 
+def press(page: Page, name: str) -> None:
+    """Press the first button of exactly this name."""
+    page.get_by_role("button", name=name, exact=True).first.click()
+
+
+def confirm(page: Page, name: str) -> None:
+    """Press the button of the open dialog that does it, which closes the dialog unless there is an error."""
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name=name, exact=True).click()
+    refused = dialog.get_by_role("alert")
+    page.locator("dialog [role=alert], body:not(:has(dialog[open]))").first.wait_for(state="attached")
+    assert refused.count() == 0, refused.inner_text()
+    dialog.wait_for(state="detached")
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:

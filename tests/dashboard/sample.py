@@ -40,7 +40,9 @@ class Sample:
 @contextmanager
 def sample_server(**settings: str) -> Iterator[Sample]:
     with serving(HUTCH_SERVER_ANSWER_SEC="600", **settings) as server:
-        admin, user, observer = server.key("admin", "team"), server.key("user", "team"), server.key("observer", "team")
+        admin, user, observer = (
+            _key(server, role, name) for role, name in (("admin", "Ada"), ("user", "Ben"), ("observer", "wall screen"))
+        )
         client, agent = server.tcp(user), server.tcp(user, hutch_session="agent-7")
         box = client.good("POST", "/v1/boxes", {"name": "research", "memory_mb": 256, "labels": {"scope": "chat_42"}})[
             "id"
@@ -64,6 +66,11 @@ def sample_server(**settings: str) -> Iterator[Sample]:
         client.call("GET", "/v1/boxes/nothing")
         with asking(client, box):
             yield Sample(server, admin, user, observer, box)
+
+
+def _key(server: Server, role: str, name: str) -> str:
+    made = server.unix().good("POST", "/v1/keys", {"role": role, "owner": "team", "name": name})
+    return str(made["text"])
 
 
 @contextmanager

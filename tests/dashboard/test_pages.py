@@ -1,28 +1,20 @@
 """Every page and action in a real browser on a real server, as admin, user and observer."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor
+from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, press
 from tests.dashboard.sample import Sample, asking
 from tests.server.serving import until
 
-PAGES = ("/", "/boxes", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")
+PAGES = ("/", "/boxes", "/apps", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")
 TABS = ("", "/jobs", "/files", "/changes", "/ports", "/notebook", "/events", "/receipts")
 
 expect.set_options(timeout=WAIT_MS)
-
-
-def _button(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
-
-
-def _confirm(page: Page, name: str) -> None:
-    page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
-    page.get_by_role("dialog").wait_for(state="detached")
 
 
 @pytest.mark.parametrize("role", ["admin", "user", "observer"])
@@ -54,36 +46,57 @@ def test_the_status_card(visitor: Visitor, sample: Sample) -> None:
     expect(page.get_by_role("link", name="short", exact=True)).to_have_count(0)
 
 
+def test_charts_begin_with_a_past(visitor: Visitor, sample: Sample) -> None:
+    """A page that opens now shows what the server did before anybody watched."""
+
+    def samples() -> list[dict[str, float]]:
+        connection, response = sample.server.tcp(sample.admin).open("GET", "/v1/dashboard/live")
+        try:
+            told = next(line for line in iter(response.readline, b"") if line.startswith(b"data: "))
+            found: list[dict[str, float]] = json.loads(told[6:])["numbers"]["samples"]
+            return found
+        finally:
+            connection.close()
+
+    past = until(lambda: found if len(found := samples()) > 3 else [])
+    assert sum(each["requests"] for each in past) > 0 and all(each["requests"] >= 0 for each in past)
+    assert any(each["request_ms"] for each in past)
+    page = visitor.sign_in(sample.admin)
+    drawn = page.locator(".chart polyline").first
+    drawn.wait_for(state="attached")
+    assert len((drawn.get_attribute("points") or "").split()) > 3
+
+
 def test_the_life_of_a_box(visitor: Visitor, sample: Sample) -> None:
     """A box made here shows what policy makes of it, then `creating`, and is paused, resumed, renamed and destroyed,
     each action guarded by its state (P5, P15)."""
     page = visitor.sign_in(sample.user, "/boxes")
-    _button(page, "New box")
+    press(page, "New box")
     page.get_by_label("Name").fill("made-here")
     page.get_by_label("Memory (MB)").fill("96")
     expect(page.get_by_text("What policy makes of it")).to_be_visible()
     expect(page.locator(".plan")).to_contain_text("96 MB")
-    _button(page, "Create")
+    press(page, "Create")
     page.wait_for_url(re.compile(r"/boxes/[a-z0-9]{20}$"))
     expect(page.locator(".bar .state")).to_have_text("running")
-    _button(page, "Pause")
+    press(page, "Pause")
     expect(page.locator(".bar .state")).to_have_text("paused")
     assert page.get_by_role("button", name="Pause", exact=True).count() == 0
-    _button(page, "Resume")
+    press(page, "Resume")
     expect(page.locator(".bar .state")).to_have_text("running")
-    _button(page, "Change…")
+    press(page, "Change…")
     page.get_by_role("dialog").get_by_label("Name").fill("renamed")
     page.get_by_role("dialog").get_by_label("Idle timeout (s)").fill("700")
-    _confirm(page, "Save")
+    confirm(page, "Save")
     expect(page.get_by_role("heading", name="renamed")).to_be_visible()
     expect(page.get_by_text("11 min 40 s").first).to_be_visible()
-    _button(page, "Make default")
+    press(page, "Make default")
     expect(page.get_by_text("It is the default box now")).to_be_visible()
-    _button(page, "Renew")
-    _button(page, "Release")
+    press(page, "Renew")
+    press(page, "Release")
     expect(page.locator(".facts")).to_contain_text(["nobody"])
-    _button(page, "Destroy…")
-    _confirm(page, "Destroy")
+    press(page, "Destroy…")
+    confirm(page, "Destroy")
     expect(page.get_by_text("This box is gone.")).to_be_visible()
     expect(page.locator(".bar .state")).to_have_text("gone")
 
@@ -96,8 +109,8 @@ def test_a_held_box_is_taken_over(visitor: Visitor, sample: Sample) -> None:
     pause = page.get_by_role("button", name="Pause", exact=True)
     expect(pause).to_be_disabled()
     assert "agent-9" in (pause.get_attribute("title") or "")
-    _button(page, "Take over")
-    _confirm(page, "Take over")
+    press(page, "Take over")
+    confirm(page, "Take over")
     expect(pause).to_be_enabled()
     assert agent.call("POST", f"/v1/boxes/{box}/exec", {"command": "true"}).status == 409
     sample.server.unix(hutch_admin="yes").good("DELETE", f"/v1/boxes/{box}?force=true")
@@ -130,7 +143,7 @@ def test_the_terminal(visitor: Visitor, sample: Sample) -> None:
     expect(page.locator(".screen")).to_contain_text("42-here")
     page.keyboard.type("exit 3\n")
     expect(page.get_by_text("ended with exit code 3")).to_be_visible()
-    _button(page, "Open another")
+    press(page, "Open another")
     page.locator("[data-phase=open]").wait_for()
     visitor.go(f"/boxes/{sample.box}")
     release = page.get_by_role("button", name="Release", exact=True)
@@ -145,7 +158,7 @@ def test_an_admins_shell_is_explicit_and_a_receipt(visitor: Visitor, sample: Sam
     page = visitor.sign_in(sample.admin, f"/boxes/{box['id']}/terminal")
     expect(page.get_by_text("This box belongs to acme.")).to_be_visible()
     assert page.locator("[data-phase]").count() == 0
-    _button(page, "Open an administrator's shell")
+    press(page, "Open an administrator's shell")
     page.locator("[data-phase=open]").wait_for()
 
     def seen() -> list[dict[str, object]]:
@@ -161,9 +174,9 @@ def test_files(visitor: Visitor, sample: Sample, tmp_path: Path) -> None:
     page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/files")
     page.get_by_role("button", name=re.compile("count.py")).first.click()
     expect(page.locator(".code-word").first).to_be_visible()
-    _button(page, "Edit")
+    press(page, "Edit")
     page.locator("textarea.editor").fill("print('edited')\n")
-    _button(page, "Save")
+    press(page, "Save")
     expect(page.locator("pre.code")).to_contain_text("edited")
     (tmp_path / "sent.bin").write_bytes(bytes(range(256)) * 8)
     page.locator("input[type=file]").set_input_files(tmp_path / "sent.bin")
@@ -171,14 +184,14 @@ def test_files(visitor: Visitor, sample: Sample, tmp_path: Path) -> None:
     expect(page.get_by_text("This is not text.")).to_be_visible()
     expect(page.get_by_role("button", name="Edit", exact=True)).to_be_disabled()
     with page.expect_download() as download:
-        _button(page, "Download")
+        press(page, "Download")
     assert Path(download.value.path()).read_bytes() == bytes(range(256)) * 8
-    _button(page, "New directory")
+    press(page, "New directory")
     page.get_by_role("dialog").get_by_label("Name").fill("made")
-    _confirm(page, "Create")
+    confirm(page, "Create")
     expect(page.get_by_role("button", name=re.compile("made")).first).to_be_visible()
     page.get_by_role("button", name="Remove sent.bin").click()
-    _confirm(page, "Remove")
+    confirm(page, "Remove")
     expect(page.get_by_role("button", name=re.compile("^sent.bin"))).to_have_count(0)
 
 
@@ -186,9 +199,9 @@ def test_jobs_and_notebook(visitor: Visitor, sample: Sample) -> None:
     """A command's output is followed live, a job is killed; a cell prints, and its error is shown."""
     page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/jobs")
     page.get_by_label("Command").fill("echo begun; sleep 1; echo later; sleep 300")
-    _button(page, "Run")
+    press(page, "Run")
     expect(page.locator("pre.output")).to_contain_text("later")
-    _button(page, "Kill")
+    press(page, "Kill")
     expect(page.locator(".job")).to_contain_text("exited")
     visitor.go(f"/boxes/{sample.box}/notebook")
     page.get_by_label("Code").fill("x = 20\nprint('cell', x + 1)")
@@ -204,23 +217,23 @@ def test_checkpoints_and_ports(visitor: Visitor, sample: Sample) -> None:
     client = sample.server.tcp(sample.user, hutch_session="dashboard-" + sample.user.split("_")[1])
     box = client.good("POST", "/v1/boxes", {"name": "layers", "memory_mb": 128})["id"]
     page = visitor.sign_in(sample.user, f"/boxes/{box}/changes")
-    _button(page, "Make a checkpoint")
+    press(page, "Make a checkpoint")
     page.get_by_role("dialog").get_by_label("Name").fill("before")
-    _confirm(page, "Create")
+    confirm(page, "Create")
     client.good("PUT", f"/v1/boxes/{box}/files/content?path=index.html", b"<h1>served from the box</h1>")
-    _button(page, "Changes since")
+    press(page, "Changes since")
     expect(page.locator(".change")).to_contain_text(["index.html"])
     client.good("POST", f"/v1/boxes/{box}/jobs", {"command": "exec python3 -m http.server 8123"})
     until(lambda: client.good("GET", f"/v1/boxes/{box}/ports")["ports"])
     visitor.go(f"/boxes/{box}/ports")
-    _button(page, "Preview")
+    press(page, "Preview")
     expect(page.frame_locator("iframe.preview").get_by_text("served from the box")).to_be_visible()
-    _button(page, "End the preview")
+    press(page, "End the preview")
     expect(page.locator("iframe.preview")).to_have_count(0)
     visitor.go(f"/boxes/{box}/changes")
-    _button(page, "Roll back…")
+    press(page, "Roll back…")
     page.get_by_label("End its running processes first").check()
-    _confirm(page, "Roll back")
+    confirm(page, "Roll back")
     assert client.call("GET", f"/v1/boxes/{box}/files/exists?path=index.html").json() == {"exists": False}
     client.good("DELETE", f"/v1/boxes/{box}?force=true")
 
@@ -239,17 +252,17 @@ def test_approvals(visitor: Visitor, sample: Sample) -> None:
 
 def test_receipts_are_verified(visitor: Visitor, sample: Sample) -> None:
     page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/receipts")
-    _button(page, "Verify the chain")
+    press(page, "Verify the chain")
     expect(page.get_by_text("none was changed, removed or added")).to_be_visible()
     visitor.go("/audit")
-    _button(page, "Verify all chains")
+    press(page, "Verify all chains")
     expect(page.get_by_text("no receipt was changed, removed or added")).to_be_visible()
 
 
 def test_keys(visitor: Visitor, sample: Sample) -> None:
     """A key is made with fewer rights, shown once, and revoked (P15)."""
     page = visitor.sign_in(sample.admin, "/keys")
-    _button(page, "New key")
+    press(page, "New key")
     page.get_by_role("dialog").get_by_label("Name").fill("bot")
     page.get_by_role("dialog").get_by_label("destroy").uncheck()
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
@@ -258,7 +271,7 @@ def test_keys(visitor: Visitor, sample: Sample) -> None:
     assert client.good("GET", "/v1/dashboard/session")["actions"] == ["create", "set_retention", "takeover"]
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.locator("tr", has_text="bot").get_by_role("button", name="Revoke").click()
-    _confirm(page, "Revoke")
+    confirm(page, "Revoke")
     assert client.call("GET", "/v1/boxes").status == 401
 
 
@@ -268,13 +281,13 @@ def test_skills_and_mcp_servers(visitor: Visitor, sample: Sample) -> None:
     page.get_by_role("button", name="Roll back to this").first.click()
     expect(page.get_by_text("Rolled back", exact=True)).to_be_visible()
     visitor.go("/mcp-servers/clock")
-    _button(page, "Start")
+    press(page, "Start")
     page.get_by_label("Tool").wait_for()
     page.get_by_label("Tool").select_option("echo")
     page.get_by_label("Arguments (JSON)").fill('{"text": "tried-here"}')
-    _button(page, "Call the tool")
+    press(page, "Call the tool")
     expect(page.locator("pre.output").first).to_contain_text("tried-here")
-    _button(page, "Stop")
+    press(page, "Stop")
     expect(page.locator(".panel .state").first).to_contain_text("stopped")
 
 

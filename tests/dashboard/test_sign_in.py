@@ -150,7 +150,7 @@ def test_by_key_in_the_browser(visitor: Visitor, sample: Sample) -> None:
     kept = page.evaluate("document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
     assert sample.user not in kept and "hutch-dashboard" not in kept
     page.locator(".account summary").click()
-    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("button", name="Sign out", exact=True).click()
     page.get_by_label("Key").wait_for()
 
 

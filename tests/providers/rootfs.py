@@ -17,9 +17,9 @@ SMALL = "hutch-test-busybox:latest"
 PROGRAMS = (
     "awk", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "echo", "env", "expr",
     "false", "find", "grep", "head", "hostname", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup",
-    "od", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sh", "sha256sum", "sleep", "sort",
-    "stat", "stty", "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty", "uname",
-    "uniq", "unshare", "wc", "xargs", "yes",
+    "od", "perl", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sh", "sha256sum", "sleep",
+    "sort", "stat", "stty", "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty",
+    "uname", "uniq", "unshare", "wc", "xargs", "yes",
 )  # fmt: skip
 DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib64", "usr/sbin", "var/tmp")
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"

@@ -129,13 +129,18 @@ export interface Usage {
   box_memory_peak_mb: number | null;
 }
 
-export interface Latency {
-  counts: number[];
-  total_sec: number;
+export interface Sample {
+  at: number;
+  /** Rates a second. */
+  requests: number;
+  failures: number;
+  created: number;
+  /** 95 % took at most this long; null if there was nothing to measure. */
+  request_ms: number | null;
+  exec_ms: number | null;
 }
 
 export interface Numbers {
-  bounds: number[];
   requests: number;
   failures: number;
   created: number;
@@ -143,8 +148,7 @@ export interface Numbers {
   pool: Record<string, number>;
   pool_claims: number;
   pool_misses: number;
-  requests_latency: Latency;
-  exec_latency: Latency;
+  samples: Sample[];
 }
 
 export interface LiveMessage {
@@ -298,4 +302,28 @@ export interface McpTool {
   name: string;
   description: string;
   schema: Record<string, unknown>;
+}
+
+export interface App {
+  box_id: string;
+  name: string;
+  template: string;
+  state: "creating" | "installing" | "starting" | "running" | "stopped" | "paused" | "failed" | "unknown";
+  reason: string;
+  remedy: string;
+  port: number;
+  /** The job that runs it; empty before it has one. */
+  job: string;
+  owner: string;
+  created_at: number;
+  started_at: number;
+}
+
+export interface AppTemplate {
+  name: string;
+  title: string;
+  description: string;
+  port: number;
+  programs: string[];
+  installs: boolean;
 }

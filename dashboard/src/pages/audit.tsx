@@ -28,7 +28,7 @@ function Chains() {
   const latest = live.use((state) => state.events[0]?.seq ?? 0);
   const [text, setText] = useState("");
   const [proof, setProof] = useState<{ value?: Verified; error?: unknown; busy?: boolean }>({});
-  const loaded = useLoaded(`chains ${latest}`, (signal) => get<{ chains: Chain[] }>("/v1/receipts", { admin: seesAll(), signal }));
+  const loaded = useLoaded("chains", (signal) => get<{ chains: Chain[] }>("/v1/receipts", { admin: seesAll(), signal }), latest);
   const shown = useMemo(() => [...(loaded.value?.chains ?? [])].filter((each) => `${each.box} ${each.owner} ${each.last_op}`.includes(text))
     .sort((one, other) => other.last_at - one.last_at), [loaded.value, text]);
   const verify = () => {

@@ -1,6 +1,6 @@
 // All boxes, live: found by any word, drawn only as far as one can see.
 
-import { useMemo, useState } from "react";
+import { type ReactNode, useMemo, useState } from "react";
 import { age, boxTitle, megabytes } from "../format";
 import { t, word } from "../i18n";
 import { live, type LiveBox } from "../live";
@@ -11,7 +11,7 @@ import { Rows } from "../ui/rows";
 import { CreateBox } from "./create";
 
 const ROW = 52;
-const STATES = ["creating", "running", "paused", "stopping", "stopped", "restoring", "error", "unknown"];
+export const STATES = ["creating", "running", "paused", "stopping", "stopped", "restoring", "error", "unknown"];
 
 export function Boxes() {
   const boxes = live.use((state) => state.boxes);
@@ -75,7 +75,7 @@ function BoxRow({ box }: { box: LiveBox }) {
     <>
       <span role="cell" className="cell-main">
         <Link to={`/boxes/${box.id}`} className="strong cut">{boxTitle(box)}</Link>
-        <small className="mono dim cut">{box.name ? box.id.slice(0, 12) : ""} <Age at={box.created_at} /></small>
+        <small className="dim cut">{box.name && <span className="mono">{box.id.slice(0, 8)} </span>}<Age at={box.created_at} /></small>
       </span>
       <span role="cell" title={box.reason}><StateBadge state={box.state} /></span>
       <span role="cell" className="two-lines">
@@ -106,10 +106,22 @@ export function UsageCell({ box }: { box: LiveBox }) {
   const measured = live.use((state) => state.usages.get(box.id));
   const { cpus, memory_mb: memory } = box.spec.limits;
   const peak = measured?.usage.box_memory_peak_mb ?? null;
+  const cpu = measured?.cpu ?? null;
   return (
     <>
-      <span>{measured?.cpu == null ? "–" : `${Math.round(measured.cpu * 100)} %`} <small className="dim">/ {cpus} CPU</small></span>
-      <small className="dim">{peak === null ? "–" : megabytes(peak)} / {megabytes(memory)}</small>
+      <Meter share={cpu === null ? null : cpu / cpus}>{cpu === null ? "–" : `${Math.round(cpu * 100)} %`} / {cpus} CPU</Meter>
+      <Meter share={peak === null ? null : peak / memory}>{peak === null ? "–" : megabytes(peak)} / {megabytes(memory)}</Meter>
     </>
+  );
+}
+
+/** A number of something limited, with a bar that shows how near the limit it is. */
+function Meter({ share, children }: { share: number | null; children: ReactNode }) {
+  const full = Math.min(1, share ?? 0);
+  return (
+    <span className={`meter ${full > 0.9 ? "full" : ""}`}>
+      <i aria-hidden="true"><i style={{ width: `${(full * 100).toFixed(0)}%` }} /></i>
+      <small>{children}</small>
+    </span>
   );
 }

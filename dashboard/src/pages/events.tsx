@@ -2,7 +2,7 @@
 
 import type { BoxEvent } from "../api/types";
 import { moment, time } from "../format";
-import { t, word } from "../i18n";
+import { word } from "../i18n";
 import { Empty, Link, Tag } from "../ui/basics";
 
 export function EventList({ events, empty, plain }: { events: readonly BoxEvent[]; empty: string; plain?: boolean }) {
@@ -23,7 +23,7 @@ export function EventList({ events, empty, plain }: { events: readonly BoxEvent[
 
 function textOf(event: BoxEvent): string {
   const move = event.kind === "state" && event.new ? `${word(event.old)} → ${word(event.new)}` : "";
-  return [move, event.reason].filter(Boolean).join(": ") || t("no further word");
+  return [move, event.reason].filter(Boolean).join(": ");
 }
 
 function toneOf(event: BoxEvent): string {

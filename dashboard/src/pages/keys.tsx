@@ -9,6 +9,7 @@ import { useSession } from "../session";
 import { Button, CopyText, Empty, Field, Loaded, Notice, Select, Tag, useLoaded } from "../ui/basics";
 import { useNow } from "../ui/clock";
 import { ActionDialog, Dialog } from "../ui/dialog";
+import { Table } from "../ui/table";
 
 const ACTIONS = ["create", "set_retention", "takeover", "destroy"];
 
@@ -34,27 +35,24 @@ export function Keys() {
         {({ keys }) => {
           const shown = keys.filter((key) => revoked || key.revoked_at === null).reverse();
           return shown.length === 0 ? <Empty title={t("There is no key.")} /> : (
-            <div className="table-wrap">
-              <table>
-                <thead><tr><th>{t("Key")}</th><th>{t("Role")}</th><th>{t("Owner")}</th><th>{t("Rights")}</th><th>{t("Made")}</th><th><span className="hidden">{t("Actions")}</span></th></tr></thead>
-                <tbody>
-                  {shown.map((key) => (
-                    <tr key={key.id} className={key.revoked_at === null ? "" : "ended"}>
-                      <td><span className="break">{key.name || t("unnamed")}</span><br /><small className="mono dim">{key.id}</small></td>
-                      <td><Tag tone={key.role === "admin" ? "amber" : ""}>{t(ROLES[key.role])}</Tag></td>
-                      <td className="break">{key.owner}</td>
-                      <td>{rightsOf(key)}</td>
-                      <td title={moment(key.created_at)} className="nowrap">{age(key.created_at, now)}</td>
-                      <td className="end">
-                        {key.revoked_at !== null ? <Tag tone="bad">{t("revoked")}</Tag> : (
-                          <Button kind="danger" onClick={() => setAsked(key)} blocked={key.id === session.key_id && t("You are signed in with it.")}>{t("Revoke")}</Button>
-                        )}
-                      </td>
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </div>
+            <Table
+              label={t("Keys")}
+              columns={[{ title: t("Key") }, { title: t("Role") }, { title: t("Owner"), className: "break" }, { title: t("Rights") }, { title: t("Made"), className: "nowrap" }, { title: <span className="hidden">{t("Actions")}</span>, className: "end" }]}
+              rows={shown.map((key) => ({
+                key: key.id,
+                className: key.revoked_at === null ? "" : "ended",
+                cells: [
+                  <><span className="strong break">{key.name || t("unnamed")}</span><br /><small className="mono dim">{key.id}</small></>,
+                  <Tag tone={key.role === "admin" ? "amber" : ""}>{t(ROLES[key.role])}</Tag>,
+                  key.owner,
+                  rightsOf(key),
+                  <span title={moment(key.created_at)}>{age(key.created_at, now)}</span>,
+                  key.revoked_at !== null ? <Tag tone="bad">{t("revoked")}</Tag> : (
+                    <Button kind="danger" onClick={() => setAsked(key)} blocked={key.id === session.key_id && t("You are signed in with it.")}>{t("Revoke")}</Button>
+                  ),
+                ],
+              }))}
+            />
           );
         }}
       </Loaded>

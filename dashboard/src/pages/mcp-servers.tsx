@@ -17,7 +17,7 @@ const observers = () => !may("change") && t("Observers look, and change nothing.
 export function McpServers({ name }: { name?: string }) {
   const changes = live.use((state) => state.events[0]?.seq ?? 0);
   const [adding, setAdding] = useState(false);
-  const loaded = useLoaded(`mcp ${changes}`, (signal) => get<{ servers: McpServer[] }>("/v1/mcp-servers", { signal }));
+  const loaded = useLoaded("mcp", (signal) => get<{ servers: McpServer[] }>("/v1/mcp-servers", { signal }), changes);
   const now = useNow();
   return (
     <>
@@ -123,7 +123,7 @@ function TryTool({ server, path }: { server: McpServer; path: string }) {
 }
 
 function Logs({ path, state }: { path: string; state: string }) {
-  const loaded = useLoaded(`${path} ${state}`, (signal) => get<{ lines: string[] }>(`${path}/logs`, { signal }));
+  const loaded = useLoaded(path, (signal) => get<{ lines: string[] }>(`${path}/logs`, { signal }), state);
   return (
     <Panel title={t("Logs")} side={<Button onClick={loaded.reload}>{t("Refresh")}</Button>}>
       <Loaded of={loaded}>{({ lines }) => lines.length ? <pre className="output" tabIndex={0}>{lines.join("\n")}</pre> : <Empty title={t("It has written nothing beside the protocol.")} />}</Loaded>

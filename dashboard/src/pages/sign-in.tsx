@@ -5,6 +5,7 @@ import { t } from "../i18n";
 import { navigate } from "../router";
 import { sessions, signIn } from "../session";
 import { Button, ErrorNotice, Loading, Notice } from "../ui/basics";
+import { Brand } from "../ui/icons";
 
 export function SignIn() {
   const ended = sessions.use((state) => state.ended);
@@ -43,7 +44,7 @@ export function SignIn() {
     <main className="alone">
       <form className="sign-in" onSubmit={(event) => void submit(event)}>
         <h1>
-          <span className="brand">Hutch</span>
+          <span className="brand"><Brand size={30} />Hutch</span>
         </h1>
         <p className="dim">{t("Boxes for AI agents: see what they do, and take over.")}</p>
         {ended && <Notice tone="warning" title={t("You were signed out.")}>{t("The session has ended, or its key was revoked.")}</Notice>}

@@ -68,7 +68,7 @@ function OneSkill({ skill, reload }: { skill: Skill; reload: () => void }) {
         {skill.pinned
           ? <Button onClick={act(t("Unpinned"), () => remove(`${path}/pin`))} blocked={observers()}>{t("Unpin")}</Button>
           : <Button onClick={act(t("Pinned"), () => post(`${path}/pin`, {}))} blocked={observers()}>{t("Pin")}</Button>}
-        <Button onClick={act(t("Upgraded"), () => post(`${path}/upgrade`, {}))} blocked={observers()}>{t("Upgrade")}</Button>
+        <Button onClick={act(t("Upgraded"), () => post(`${path}/upgrade`, {}))} blocked={observers() || (Boolean(skill.pinned) && t("It is pinned."))}>{t("Upgrade")}</Button>
         <Button kind="danger" onClick={() => setRemoving(true)} blocked={observers()}>{t("Remove")}</Button>
       </>}>
         {Boolean(skill.warning) && <Notice tone="warning" title={String(skill.warning)} />}

@@ -4,6 +4,7 @@ import { get } from "../api/http";
 import type { McpServer } from "../api/types";
 import { t } from "../i18n";
 import { Empty, Link, Loaded, Panel, StateBadge, Tag, useLoaded } from "../ui/basics";
+import { Table } from "../ui/table";
 
 interface Tool {
   name: string;
@@ -31,20 +32,11 @@ function Origin({ origin, tools }: { origin: string; tools: Tool[] }) {
   const title = origin === "" ? t("Built in") : kind === "skill" ? t("Of skill {name}", { name: name ?? "" }) : t("Of provider {name}", { name: name ?? "" });
   return (
     <Panel title={title} side={origin ? <Tag tone="amber">{origin}</Tag> : null}>
-      <div className="table-wrap">
-        <table>
-          <thead><tr><th>{t("Tool")}</th><th>{t("Description")}</th><th>{t("Changes")}</th></tr></thead>
-          <tbody>
-            {tools.map((tool) => (
-              <tr key={tool.name}>
-                <td className="mono nowrap">{tool.name}</td>
-                <td className="break">{tool.description}</td>
-                <td className="nowrap">{tool.read_only ? t("nothing") : t("boxes")}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={title}
+        columns={[{ title: t("Tool"), className: "mono nowrap" }, { title: t("Description"), className: "break" }, { title: t("Changes"), className: "nowrap" }]}
+        rows={tools.map((tool) => ({ key: tool.name, cells: [tool.name, tool.description, tool.read_only ? t("nothing") : t("boxes")] }))}
+      />
     </Panel>
   );
 }

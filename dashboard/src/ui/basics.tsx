@@ -5,6 +5,8 @@ import { ApiError } from "../api/http";
 import { t, word } from "../i18n";
 import { follow } from "../router";
 
+const RELOAD_PAUSE = 500;
+
 interface ButtonProps extends ButtonHTMLAttributes<HTMLButtonElement> {
   kind?: "plain" | "primary" | "danger" | "quiet";
   /** Why it cannot be pressed now; shown as its title. */
@@ -23,12 +25,30 @@ export function Button({ kind = "plain", blocked, className = "", ...rest }: But
   );
 }
 
-export function Link({ to, children, className, label }: { to: string; children: ReactNode; className?: string; label?: string }) {
+export function Link({ to, children, className, label, current }: {
+  to: string; children: ReactNode; className?: string; label?: string; current?: boolean;
+}) {
   return (
-    <a href={to} onClick={follow} className={className} aria-label={label}>
+    <a href={to} onClick={follow} className={className} aria-label={label} aria-current={current ? "page" : undefined}>
       {children}
     </a>
   );
+}
+
+/** A row of links that scrolls on narrow screens: keeps the present one in sight. */
+export function useShownLink(here: string) {
+  const row = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const shown = row.current!;
+    const show = () => {
+      const link = shown.querySelector<HTMLElement>("[aria-current]");
+      if (link) shown.scrollLeft = link.offsetLeft - shown.clientWidth / 3;
+    };
+    const resized = new ResizeObserver(show);
+    resized.observe(shown);
+    return () => resized.disconnect();
+  }, [here]);
+  return row;
 }
 
 export function StateBadge({ state }: { state: string }) {
@@ -92,26 +112,44 @@ export function Loading({ rows = 3 }: { rows?: number }) {
   );
 }
 
-/** Something loaded once and again on demand; `key` names what is loaded. */
-export function useLoaded<T>(key: string, load: (signal: AbortSignal) => Promise<T>) {
+/** Something loaded. `key` names it: another one begins anew. A new `version` loads it again and keeps what is shown until then. */
+export function useLoaded<T>(key: string, load: (signal: AbortSignal) => Promise<T>, version: string | number = 0) {
   const [state, setState] = useState<{ key: string; value?: T; error?: unknown }>({ key: "" });
-  const [round, setRound] = useState(0);
   const latest = useRef(load);
   latest.current = load;
+  const seen = useRef(version);
+  const start = useRef<() => void>(() => undefined);
   useEffect(() => {
     const stop = new AbortController();
-    latest.current(stop.signal).then(
-      (value) => stop.signal.aborted || setState({ key, value }),
-      (error: unknown) => stop.signal.aborted || setState((before) => ({ ...before, key, error })),
-    );
+    let running = false;
+    let again = false;
+    const run = () => {
+      again = running;
+      if (running) return;
+      running = true;
+      const begun = performance.now();
+      latest.current(stop.signal).then(
+        (value) => stop.signal.aborted || setState({ key, value }),
+        (error: unknown) => stop.signal.aborted || setState((before) => ({ ...(before.key === key ? before : {}), key, error })),
+      ).finally(() => {
+        // However often it changes, it is loaded at most once in this time.
+        setTimeout(() => {
+          running = false;
+          if (again && !stop.signal.aborted) run();
+        }, Math.max(0, begun + RELOAD_PAUSE - performance.now()));
+      });
+    };
+    start.current = run;
+    run();
     return () => stop.abort();
-  }, [key, round]);
+  }, [key]);
+  useEffect(() => {
+    if (seen.current === version) return;
+    seen.current = version;
+    start.current();
+  }, [version]);
   const fits = state.key === key;
-  return {
-    value: fits ? state.value : undefined,
-    error: fits ? state.error : undefined,
-    reload: () => setRound((before) => before + 1),
-  };
+  return { value: fits ? state.value : undefined, error: fits ? state.error : undefined, reload: () => start.current() };
 }
 
 export function Loaded<T>({ of, children, rows }: {

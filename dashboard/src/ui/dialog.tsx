@@ -5,6 +5,7 @@ import { ApiError } from "../api/http";
 import { t } from "../i18n";
 import { Store } from "../store";
 import { Button, ErrorNotice } from "./basics";
+import { Icon } from "./icons";
 
 export function Dialog({ title, onClose, children, wide }: {
   title: string; onClose: () => void; children: ReactNode; wide?: boolean;
@@ -32,7 +33,7 @@ export function Dialog({ title, onClose, children, wide }: {
         <header>
           <h2>{title}</h2>
           <Button kind="quiet" aria-label={t("Close")} onClick={onClose}>
-            ✕
+            <Icon name="close" />
           </Button>
         </header>
         {children}
@@ -126,7 +127,7 @@ export function Toasts() {
             {toast.remedy && <small>{toast.remedy}</small>}
           </div>
           <Button kind="quiet" aria-label={t("Close")} onClick={() => dismiss(toast.id)}>
-            ✕
+            <Icon name="close" />
           </Button>
         </div>
       ))}

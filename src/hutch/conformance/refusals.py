@@ -45,6 +45,16 @@ async def refuse_layers(bench: Workbench) -> None:
         await bench.answers(box)
 
 
+@refusal("ports")
+async def refuse_ports(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, what="connecting to a port"):
+            (await box.connect(8000)).close()
+        with raises(Unsupported, what="listing the ports"):
+            await box.ports()
+        await bench.answers(box)
+
+
 @refusal("users.root")
 async def refuse_root(bench: Workbench) -> None:
     async with bench.box() as box:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Body = Callable[["Workbench"], Awaitable[None]]
 
 THEMES = ("capabilities", "life", "exec", "streams", "jobs", "terminal", "files", "edits", "search", "trees", "limits",
-          "isolation", "network", "mounts", "layers")  # fmt: skip
+          "isolation", "network", "ports", "mounts", "layers")  # fmt: skip
 """The themes in the order in which a provider's author wants them to pass, each a module of `conformance.checks`."""
 
 

@@ -146,11 +146,13 @@ async def _serve(
             ready(state)
         # Protocols that only TCP serves take up their records once.
         starting = asyncio.gather(hostings.start(), *(app.doors.start() for app in apps[1:]))
+        recording = asyncio.ensure_future(service.history.record())
         stopping = asyncio.ensure_future(stop_requested.wait())
         await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
         discovery.notify(stopping="1", status="finishing what runs")
         starting.cancel()
+        recording.cancel()
         service.drain()
         draining = asyncio.gather(mounts.drain(table.drain_sec), *(app.doors.drain(table.drain_sec) for app in apps))
         await asyncio.wait({draining}, timeout=MCP_CLOSE_SECONDS)

@@ -15,7 +15,7 @@ from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.record import Record
 from hutch.policy.rights import UNBOUND, Rights, narrowed
-from hutch.server.dashboard.readings import RecentEvents, Usages
+from hutch.server.dashboard.readings import EVENTS_KEPT, History, Recent, Usages
 from hutch.server.dashboard.sign_ins import SignIns
 from hutch.server.http.connections import Connections, descriptors
 from hutch.server.metrics import Metrics
@@ -82,7 +82,8 @@ class Service:
         self.hostings: Hostings
         """MCP servers in boxes; set after construction, because they need the service."""
         self.event_signal = EventSignal()
-        self.recent_events = RecentEvents()
+        self.recent_events: Recent[Event] = Recent(EVENTS_KEPT)
+        self.history = History(self.metrics)
         self.usages = Usages(keeper)
         self.draining = asyncio.Event()
         """Set when the server begins to stop: streams and waits that never end by themselves end then."""

@@ -1,14 +1,15 @@
 """The native provider behind hooks: a mutant overrides one of them, and names the checks that have to notice."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, ClassVar
 
 from hutch.api import Files
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
+from hutch.model.ports import PortInfo
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
-from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+from hutch.providers.base import Command, Instance, InstanceRecord, PortStream, Process, Provider
 
 
 class MutantFiles:
@@ -73,6 +74,15 @@ class MutantInstance(Instance):
 
     async def start(self, command: Command) -> Process:
         return self.mutant.Job(await self.inner.start(self.mutant.command(command)), self.mutant)
+
+    async def connect(self, port: int) -> PortStream:
+        return await self.inner.connect(port)
+
+    async def ports(self) -> tuple[PortInfo, ...]:
+        return await self.inner.ports()
+
+    def watch_ports(self) -> AsyncIterator[tuple[PortInfo, ...]]:
+        return self.inner.watch_ports()
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         return await self.inner.jobs()
@@ -152,6 +162,13 @@ class Mutant(Provider):
     async def create(self, order: Order, planned: InstanceRecord) -> Instance:
         self.made.append(planned)
         return self.Box(await self.inner.create(self.order(order), planned), self)
+
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
+    ) -> tuple[Instance, str]:
+        self.made.append(planned)
+        fork, start = await self.inner.fork(order, planned, source, state)
+        return self.Box(fork, self), start
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> Instance:
         return self.Box(await self.inner.attach(record, spec), self)

@@ -9,21 +9,21 @@ import { live, type LiveBox } from "../../live";
 import { navigate } from "../../router";
 import { may } from "../../session";
 import { Button, Empty, Field, Loaded, Notice, Panel, Tag, useLoaded } from "../../ui/basics";
-import { ActionDialog, attempt } from "../../ui/dialog";
+import { ActionDialog } from "../../ui/dialog";
+import { Icon } from "../../ui/icons";
 import { ofBox, useAccess } from "./actions";
 
 interface Checkpoint { id: string; name: string; created_at: number; way: string; automatic: boolean }
 interface Change { path: string; kind: string; type: string; size_before: number | null; size_after: number | null; text: string | null }
 interface Diff { changes: Change[]; truncated: boolean; left_out: string[] }
-interface Asked { what: "checkpoint" | "undo" | "rollback" | "fork"; checkpoint?: Checkpoint }
+interface Asked { what: "checkpoint" | "undo" | "rollback" | "fork" | "delete"; checkpoint?: Checkpoint }
 
 export function Changes({ box }: { box: LiveBox }) {
   const access = useAccess(box);
   const latest = live.use((state) => state.events.find((event) => event.box_id === box.id)?.seq ?? 0);
   const [asked, setAsked] = useState<Asked>();
   const [since, setSince] = useState("");
-  const loaded = useLoaded(`${box.id} ${latest}`, (signal) => ofBox<{ checkpoints: Checkpoint[] }>(box, "/checkpoints", { signal }));
-  const path = `/v1/boxes/${box.id}`;
+  const loaded = useLoaded(box.id, (signal) => ofBox<{ checkpoints: Checkpoint[] }>(box, "/checkpoints", { signal }), latest);
   return (
     <div className="stack">
       <div className="bar">
@@ -44,7 +44,7 @@ export function Changes({ box }: { box: LiveBox }) {
                   <Button onClick={() => setAsked({ what: "fork", checkpoint: each })} blocked={access.blocked || (!may("create") && t("Your key may not create boxes."))}>{t("Fork…")}</Button>
                   <Button kind="danger" onClick={() => setAsked({ what: "rollback", checkpoint: each })} blocked={access.blocked}>{t("Roll back…")}</Button>
                   <Button kind="quiet" aria-label={t("Remove {name}", { name: each.name || each.id })} blocked={access.blocked}
-                    onClick={() => void attempt(t("Removed"), () => remove(`${path}/checkpoints/${encodeURIComponent(each.id)}`, access.options)).then(loaded.reload)}>✕</Button>
+                    onClick={() => setAsked({ what: "delete", checkpoint: each })}><Icon name="close" size={14} /></Button>
                 </li>
               ))}
             </ul>
@@ -58,7 +58,7 @@ export function Changes({ box }: { box: LiveBox }) {
 }
 
 function Since({ box, checkpoint, latest }: { box: LiveBox; checkpoint: string; latest: number }) {
-  const loaded = useLoaded(`${checkpoint} ${latest}`, (signal) => ofBox<Diff>(box, "/diff", { query: { start: checkpoint, text: true }, uses: true, signal }));
+  const loaded = useLoaded(checkpoint, (signal) => ofBox<Diff>(box, "/diff", { query: { start: checkpoint, text: true }, uses: true, signal }), latest);
   return (
     <Panel title={t("Changes since")} side={<Button onClick={loaded.reload}>{t("Refresh")}</Button>}>
       <Loaded of={loaded}>
@@ -114,6 +114,15 @@ function Ask({ asked, box, onClose, done }: { asked: Asked; box: LiveBox; onClos
       <ActionDialog title={t("Roll back")} action={t("Roll back")} danger onClose={onClose} run={() => send("rollback", { checkpoint: asked.checkpoint!.id, kill })}>
         <p>{t("The files go back to this checkpoint. What was written since is lost.")}</p>
         {ending}
+      </ActionDialog>
+    );
+  }
+  if (asked.what === "delete") {
+    const { id, name: called } = asked.checkpoint!;
+    return (
+      <ActionDialog title={t("Remove {name}", { name: called || id.slice(0, 10) })} action={t("Remove")} danger onClose={onClose}
+        run={() => remove(`${path}/checkpoints/${encodeURIComponent(id)}`, access.options).then(done)}>
+        <p>{t("The box cannot go back to this checkpoint any more. Its present files stay.")}</p>
       </ActionDialog>
     );
   }

@@ -28,7 +28,7 @@ export function FileView({ box, file, changed }: { box: LiveBox; file: FileInfo;
   const [draft, setDraft] = useState<string>();
   const [round, setRound] = useState(0);
   const path = `/v1/boxes/${box.id}/files/content`;
-  const loaded = useLoaded(`${file.path} ${round}`, (signal) => read(box, file, signal));
+  const loaded = useLoaded(file.path, (signal) => read(box, file, signal), round);
   const download = () => attempt("", async () => {
     const response = await open("GET", path, { query: { path: file.path }, admin: isForeign(box) });
     const link = document.createElement("a");
@@ -39,7 +39,7 @@ export function FileView({ box, file, changed }: { box: LiveBox; file: FileInfo;
   });
   const save = () => attempt(t("Saved"), async () => {
     const now = await ofBox<FileInfo>(box, "/files/stat", { query: { path: file.path } });
-    if (now.mtime !== (loaded.value?.mtime ?? file.mtime)) {
+    if (now.mtime !== loaded.value?.info.mtime) {
       throw new ApiError(409, "file_changed", t("Somebody changed the file since you opened it."), t("Copy your text, and open the file again."));
     }
     await request("PUT", path, { ...access.options, query: { path: file.path }, content: draft ?? "" });
@@ -56,7 +56,7 @@ export function FileView({ box, file, changed }: { box: LiveBox; file: FileInfo;
         <Button onClick={() => void download()}>{t("Download")}</Button>
       </>}>
       <Loaded of={loaded}>
-        {({ content }) => draft === undefined ? <Shown file={file} content={content} /> : (
+        {({ content, info }) => draft === undefined ? <Shown file={info} content={content} /> : (
           <textarea className="mono editor" aria-label={t("Content of {name}", { name: nameOf(file.path) })} value={draft} spellCheck={false} onChange={(event) => setDraft(event.target.value)} />
         )}
       </Loaded>
@@ -69,12 +69,14 @@ function notEditable(content: Content | undefined): string | false {
   return !content.whole && t("Only files up to {size} can be edited here.", { size: bytes(MOST_EDITED) });
 }
 
-async function read(box: LiveBox, file: FileInfo, signal: AbortSignal): Promise<{ content: Content; mtime: number }> {
+async function read(box: LiveBox, file: FileInfo, signal: AbortSignal): Promise<{ content: Content; info: FileInfo }> {
+  // What the list told may be old: the file is compared with this before it is saved.
+  const info = await ofBox<FileInfo>(box, "/files/stat", { query: { path: file.path }, signal });
   const options = { query: { path: file.path, offset: 0, limit: MOST_READ }, admin: isForeign(box), signal };
   const response = await open("GET", `/v1/boxes/${box.id}/files/content`, options);
   const data = new Uint8Array(await response.arrayBuffer());
   const whole = data.length < MOST_READ;
-  return { content: { data, whole, text: asText(data, whole) }, mtime: file.mtime };
+  return { content: { data, whole, text: asText(data, whole) }, info };
 }
 
 /** The bytes as text; null if they are none, so that saving could not write them back as they were. */

@@ -8,6 +8,7 @@ import { t } from "../../i18n";
 import type { LiveBox } from "../../live";
 import { Button, Empty, Field, Loaded, useLoaded } from "../../ui/basics";
 import { ActionDialog, attempt, say } from "../../ui/dialog";
+import { Icon } from "../../ui/icons";
 import { ofBox, useAccess } from "./actions";
 import { FileView } from "./file-view";
 
@@ -52,14 +53,16 @@ export function Files({ box }: { box: LiveBox }) {
       <div className="split">
         <Loaded of={loaded} rows={6}>
           {({ files }) => files.length === 0 ? <Empty title={t("This directory is empty.")}>{t("Drop files here to upload them.")}</Empty> : (
-            <ul className="choices" aria-label={t("Files")}>
+            <ul className="choices file-list" aria-label={t("Files")}>
               {[...files].sort(byKind).map((file) => (
                 <li key={file.path}>
                   <button type="button" aria-pressed={shown?.path === file.path} onClick={() => enter(file)}>
-                    <span className="mono cut">{isDirectory(file) ? "▸ " : ""}{nameOf(file.path)}{file.target ? ` → ${file.target}` : ""}</span>
-                    <small className="dim line">{isDirectory(file) ? "" : bytes(file.size)} <span>{moment(file.mtime)}</span></small>
+                    <Icon name={isDirectory(file) ? "folder" : "file"} />
+                    <span className="mono cut">{nameOf(file.path)}{file.target ? ` → ${file.target}` : ""}</span>
+                    <small className="dim">{isDirectory(file) ? "" : bytes(file.size)}</small>
+                    <small className="dim">{moment(file.mtime)}</small>
                   </button>
-                  <Button kind="quiet" aria-label={t("Remove {name}", { name: nameOf(file.path) })} onClick={() => setAsked(file)} blocked={access.blocked}>✕</Button>
+                  <Button kind="quiet" aria-label={t("Remove {name}", { name: nameOf(file.path) })} onClick={() => setAsked(file)} blocked={access.blocked}><Icon name="close" size={14} /></Button>
                 </li>
               ))}
             </ul>

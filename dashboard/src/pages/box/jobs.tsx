@@ -20,9 +20,7 @@ export function Jobs({ box }: { box: LiveBox }) {
   const [command, setCommand] = useState("");
   const [chosen, setChosen] = useState("");
   // What a box has used grows with its jobs, so the list follows without asking again and again.
-  const loaded = useLoaded(`${box.id} ${box.used_at.toFixed(0)} ${used?.toFixed(1)}`, (signal) => ofBox<{ jobs: Job[] }>(box, "/jobs", { signal }));
-  const known = useRef<{ jobs: Job[] }>(undefined);
-  if (loaded.value) known.current = loaded.value;
+  const loaded = useLoaded(box.id, (signal) => ofBox<{ jobs: Job[] }>(box, "/jobs", { signal }), `${box.used_at.toFixed(0)} ${used?.toFixed(1)}`);
   const run = async (event: FormEvent) => {
     event.preventDefault();
     if (!command.trim()) return;
@@ -41,14 +39,14 @@ export function Jobs({ box }: { box: LiveBox }) {
         <Button kind="primary" type="submit" blocked={access.blocked}>{t("Run")}</Button>
         <Button onClick={loaded.reload}>{t("Refresh")}</Button>
       </form>
-      <Loaded of={{ ...loaded, value: loaded.value ?? known.current }}>
+      <Loaded of={loaded}>
         {({ jobs }) => jobs.length === 0 ? <Empty title={t("No job runs here.")}>{t("Commands that agents run in the background appear here.")}</Empty> : (
           <div className="split">
             <ul className="choices" aria-label={t("Jobs")}>
               {[...jobs].sort((one, other) => other.started_at - one.started_at).map((job) => (
                 <li key={job.id}>
                   <button type="button" aria-pressed={chosen === job.id} onClick={() => setChosen(job.id)}>
-                    <span className="mono cut">{job.command.join(" ")}</span>
+                    <span className="mono cut">{commandOf(job)}</span>
                     <span className="line">
                       <StateBadge state={job.state} />
                       {job.name && <Tag>{job.name}</Tag>}
@@ -67,6 +65,12 @@ export function Jobs({ box }: { box: LiveBox }) {
   );
 }
 
+/** What was asked for, without the shell that runs it. */
+function commandOf(job: Job): string {
+  const [shell, option, ...rest] = job.command;
+  return rest.length && option === "-c" && /\/(ba|da)?sh$/.test(shell ?? "") ? rest.join(" ") : job.command.join(" ");
+}
+
 function Started({ at }: { at: number }) {
   return <>{age(at, useNow())}</>;
 }
@@ -79,7 +83,7 @@ function JobView({ box, job, reload }: { box: LiveBox; job: Job | undefined; rel
     void attempt(t("Signal sent"), () => post(`${path}/signal`, { number }, access.options)).then(reload);
   const running = job.state === "running";
   return (
-    <Panel title={<span className="mono break">{job.command.join(" ")}</span>} className="job"
+    <Panel title={<span className="mono break">{commandOf(job)}</span>} className="job"
       side={<>
         <Button onClick={signal(2)} blocked={access.blocked || (!running && t("It has ended."))}>{t("Interrupt")}</Button>
         <Button kind="danger" onClick={signal(9)} blocked={access.blocked || (!running && t("It has ended."))}>{t("Kill")}</Button>
@@ -89,13 +93,13 @@ function JobView({ box, job, reload }: { box: LiveBox; job: Job | undefined; rel
         {job.usage && <> · {seconds(job.usage.wall_sec)}</>}
       </p>
       {job.verdict && job.verdict.cause !== "ok" && <p><Tag tone="bad">{job.verdict.cause}</Tag> {job.verdict.message} <span className="dim">{job.verdict.remedy}</span></p>}
-      <Output box={box} job={job} ended={reload} />
+      <Output box={box} job={job.id} ended={reload} />
     </Panel>
   );
 }
 
 /** The job's output, followed until it ends. Frames: one byte for the stream (1 or 2), four for the length, the bytes. */
-function Output({ box, job, ended }: { box: LiveBox; job: Job; ended: () => void }) {
+export function Output({ box, job, ended }: { box: LiveBox; job: string; ended: () => void }) {
   const [text, setText] = useState("");
   const [error, setError] = useState<unknown>();
   const element = useRef<HTMLPreElement>(null);
@@ -105,7 +109,7 @@ function Output({ box, job, ended }: { box: LiveBox; job: Job; ended: () => void
     const stop = new AbortController();
     const read = async () => {
       const options = { admin: isForeign(box), signal: stop.signal, headers: { Accept: "application/octet-stream" } };
-      const response = await open("GET", `/v1/boxes/${box.id}/jobs/${job.id}/follow`, options);
+      const response = await open("GET", `/v1/boxes/${box.id}/jobs/${job}/follow`, options);
       const decoders = [undefined, new TextDecoder(), new TextDecoder()];
       for await (const [stream, data] of frames(response)) {
         const piece = decoders[stream]?.decode(data, { stream: true }) ?? "";
@@ -115,7 +119,7 @@ function Output({ box, job, ended }: { box: LiveBox; job: Job; ended: () => void
     };
     read().catch((failure: unknown) => stop.signal.aborted || setError(failure));
     return () => stop.abort();
-  }, [box.id, job.id]);
+  }, [box.id, job]);
   useEffect(() => {
     const shown = element.current;
     if (shown && shown.scrollHeight - shown.scrollTop - shown.clientHeight < 120) shown.scrollTop = shown.scrollHeight;

@@ -29,7 +29,7 @@ export function Notebook({ box }: { box: LiveBox }) {
   const [runs, setRuns] = useState<Run[]>([]);
   const [busy, setBusy] = useState(false);
   const latest = live.use((state) => state.events.find((event) => event.box_id === box.id)?.seq ?? 0);
-  const kernels = useLoaded(`${box.id} ${latest} ${runs.length} ${String(busy)}`, (signal) => ofBox<{ kernels: Kernel[] }>(box, "/kernels", { signal }));
+  const kernels = useLoaded(box.id, (signal) => ofBox<{ kernels: Kernel[] }>(box, "/kernels", { signal }), `${latest} ${runs.length} ${String(busy)}`);
   const run = async () => {
     const begun: Run = { code, language, printed: "", displays: [] };
     const show = (change: (run: Run) => Run) => setRuns((before) => before.map((each, index) => (index === 0 ? change(each) : each)));

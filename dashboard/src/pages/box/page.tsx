@@ -7,8 +7,9 @@ import { boxTitle } from "../../format";
 import { t, type Text } from "../../i18n";
 import { live, type LiveBox, now } from "../../live";
 import { seesAll } from "../../session";
-import { CopyText, Link, Loaded, Loading, Notice, StateBadge, useLoaded } from "../../ui/basics";
+import { CopyText, Link, Loaded, Loading, Notice, StateBadge, useLoaded, useShownLink } from "../../ui/basics";
 import { TimeLeft } from "../../ui/clock";
+import { Icon } from "../../ui/icons";
 import { BoxActions } from "./actions";
 import { Summary } from "./summary";
 
@@ -70,18 +71,21 @@ function BoxView({ box, tab, gone }: { box: LiveBox; tab: string; gone: boolean 
   });
   return (
     <div className="box-page">
-      <div className="bar">
-        <h1 className="cut" title={boxTitle(box)}>{boxTitle(box)}</h1>
-        {gone ? <StateBadge state="gone" /> : <StateBadge state={box.state} />}
-        <CopyText text={box.id} />
-        <span className="dim cut">{box.owner} · {box.spec.profile}</span>
-        {!gone && <span title={t("Time left")}><TimeLeft box={box} /></span>}
+      <div className="box-head">
+        <div className="stack">
+          <div className="bar">
+            <h1 className="cut" title={boxTitle(box)}>{boxTitle(box)}</h1>
+            {gone ? <StateBadge state="gone" /> : <StateBadge state={box.state} />}
+          </div>
+          <div className="bar facts-line">
+            <span className="cut">{box.owner} · {box.spec.profile} · {box.provider}</span>
+            {!gone && <span className="line" title={t("Time left")}><Icon name="clock" size={14} /><TimeLeft box={box} /></span>}
+            <CopyText text={box.id} />
+          </div>
+        </div>
+        {!gone && <BoxActions box={box} />}
       </div>
-      {gone ? (
-        <Notice tone="warning" title={t("This box is gone.")}>{why} {t("Its events and receipts remain.")}</Notice>
-      ) : (
-        <BoxActions box={box} />
-      )}
+      {gone && <Notice tone="warning" title={t("This box is gone.")}>{why} {t("Its events and receipts remain.")}</Notice>}
       {!gone && (box.state === "error" || box.state === "unknown") && <Notice tone="error" title={box.reason || box.state} />}
       {!gone && (box.state === "creating" || box.state === "restoring") && <Notice title={t("The box is being made.")}>{t("This page follows it.")}</Notice>}
       <Tabs id={box.id} tab={tab} />
@@ -107,10 +111,11 @@ function TabContent({ box, tab, gone }: { box: LiveBox; tab: string; gone: boole
 }
 
 function Tabs({ id, tab, only }: { id: string; tab: string; only?: string[] }) {
+  const row = useShownLink(tab);
   return (
-    <nav className="tabs" aria-label={t("Parts of this box")}>
+    <nav className="tabs" aria-label={t("Parts of this box")} ref={row}>
       {TABS.filter(([name]) => !only || only.includes(name)).map(([name, title]) => (
-        <Link key={name} to={`/boxes/${id}${name === "summary" ? "" : `/${name}`}`} className={tab === name ? "here" : ""}>
+        <Link key={name} to={`/boxes/${id}${name === "summary" ? "" : `/${name}`}`} current={tab === name}>
           {t(title)}
         </Link>
       ))}

@@ -1,13 +1,14 @@
 // What happened to a box and who did it: its events, and its receipts with the proof that they are unchanged.
 
-import { useState } from "react";
+import { type ReactNode, useState } from "react";
 import { get, post } from "../../api/http";
 import type { BoxEvent, Receipt, Verified } from "../../api/types";
 import { milliseconds, moment } from "../../format";
 import { t } from "../../i18n";
 import { live } from "../../live";
 import { seesAll } from "../../session";
-import { Button, Empty, ErrorNotice, Loaded, Notice, Tag, useLoaded } from "../../ui/basics";
+import { Button, Empty, ErrorNotice, Loaded, Notice, Panel, Tag, useLoaded } from "../../ui/basics";
+import { Table } from "../../ui/table";
 import { EventList } from "../events";
 
 const PAGE = 500;
@@ -18,8 +19,12 @@ export function Records({ id, which }: { id: string; which: string }) {
 
 function Events({ id }: { id: string }) {
   const latest = live.use((state) => state.events.find((event) => event.box_id === id)?.seq ?? 0);
-  const loaded = useLoaded(`${id} ${latest}`, (signal) => everyEvent(id, signal));
-  return <Loaded of={loaded}>{(events) => <EventList events={events} empty={t("No event of this box is kept.")} plain />}</Loaded>;
+  const loaded = useLoaded(id, (signal) => everyEvent(id, signal), latest);
+  return (
+    <Panel title={t("Events")}>
+      <Loaded of={loaded}>{(events) => <EventList events={events} empty={t("No event of this box is kept.")} plain />}</Loaded>
+    </Panel>
+  );
 }
 
 async function everyEvent(box: string, signal: AbortSignal): Promise<BoxEvent[]> {
@@ -39,8 +44,8 @@ export function Receipts({ chain }: { chain: string }) {
   const [after, setAfter] = useState(0);
   const [proof, setProof] = useState<{ value?: Verified; error?: unknown }>({});
   const latest = live.use((state) => state.events.find((event) => event.box_id === chain)?.seq ?? 0);
-  const loaded = useLoaded(`${chain} ${after} ${latest}`, (signal) =>
-    get<{ receipts: Receipt[]; last: number }>("/v1/receipts", { query: { box: chain, after, limit: PAGE }, admin: seesAll(), signal }));
+  const loaded = useLoaded(`${chain} ${after}`, (signal) =>
+    get<{ receipts: Receipt[]; last: number }>("/v1/receipts", { query: { box: chain, after, limit: PAGE }, admin: seesAll(), signal }), latest);
   const verify = () => post<Verified>("/v1/receipts/verify", { box: chain }, { admin: seesAll() }).then(
     (value) => setProof({ value }), (error: unknown) => setProof({ error }));
   const check = proof.value?.chains[0];
@@ -58,12 +63,11 @@ export function Receipts({ chain }: { chain: string }) {
       <Loaded of={loaded}>
         {({ receipts, last }) => receipts.length === 0 ? <Empty title={t("There are no receipts.")} /> : (
           <>
-            <div className="table-wrap">
-              <table>
-                <thead><tr><th>#</th><th>{t("When")}</th><th>{t("Operation")}</th><th>{t("Who")}</th><th>{t("What")}</th><th>{t("Result")}</th></tr></thead>
-                <tbody>{receipts.map((receipt) => <ReceiptRow key={receipt.seq} receipt={receipt} />)}</tbody>
-              </table>
-            </div>
+            <Table
+              label={t("Receipts")}
+              columns={[{ title: "#", className: "mono" }, { title: t("When"), className: "nowrap" }, { title: t("Operation"), className: "mono" }, { title: t("Who"), className: "break" }, { title: t("What"), className: "mono break" }, { title: t("Result"), className: "nowrap" }]}
+              rows={receipts.map((receipt) => ({ key: String(receipt.seq), cells: cellsOf(receipt) }))}
+            />
             {receipts.length === PAGE && <Button onClick={() => setAfter(last)}>{t("Next page")}</Button>}
           </>
         )}
@@ -72,21 +76,19 @@ export function Receipts({ chain }: { chain: string }) {
   );
 }
 
-function ReceiptRow({ receipt }: { receipt: Receipt }) {
+function cellsOf(receipt: Receipt): ReactNode[] {
   const who = receipt.who ?? {};
   const details = Object.entries(receipt.details ?? {}).map(([name, value]) => `${name}: ${Array.isArray(value) ? value.join(" ") : String(value)}`);
   const bad = receipt.error || (receipt.cause && receipt.cause !== "ok" && receipt.cause !== "exit");
-  return (
-    <tr>
-      <td className="mono" title={receipt.hash}>{receipt.seq}</td>
-      <td className="nowrap">{moment(receipt.at)}</td>
-      <td className="mono">{receipt.op}</td>
-      <td className="break">{who.session || who.role || "local"} {who.admin && <Tag tone="amber">{t("administrator")}</Tag>}</td>
-      <td className="mono break">{details.join(" · ")}</td>
-      <td className="nowrap">
-        <Tag tone={bad ? "bad" : ""}>{receipt.error || receipt.cause || (receipt.exit_code != null ? t("exit {code}", { code: receipt.exit_code }) : "ok")}</Tag>{" "}
-        <small className="dim">{receipt.duration_ms ? milliseconds(receipt.duration_ms) : ""}</small>
-      </td>
-    </tr>
-  );
+  return [
+    <span title={receipt.hash}>{receipt.seq}</span>,
+    moment(receipt.at),
+    receipt.op,
+    <>{who.session || who.role || "local"} {who.admin && <Tag tone="amber">{t("administrator")}</Tag>}</>,
+    details.join(" · "),
+    <>
+      <Tag tone={bad ? "bad" : ""}>{receipt.error || receipt.cause || (receipt.exit_code != null ? t("exit {code}", { code: receipt.exit_code }) : "ok")}</Tag>{" "}
+      <small className="dim">{receipt.duration_ms ? milliseconds(receipt.duration_ms) : ""}</small>
+    </>,
+  ];
 }

@@ -20,7 +20,7 @@ export function Summary({ box }: { box: LiveBox }) {
           [t("Usage"), <span className="usage"><UsageCell box={box} /></span>],
           [t("Made"), moment(box.created_at)],
           [t("Last used"), moment(box.used_at)],
-          [t("Lives without a keeper"), seconds(box.grace_sec)],
+          [t("Outlives its server by"), seconds(box.grace_sec)],
           [t("Reason"), box.reason],
         ]} />
       </Panel>

@@ -66,6 +66,7 @@ class BubblewrapProvider(CommandProvider):
             provider=self.name,
             isolation=Isolation.NAMESPACES,
             guest=True,
+            ports=True,
             durable_jobs=True,
             pty=True,
             watch=True,

@@ -39,7 +39,7 @@ async def check_reasons(bench: Workbench) -> None:
     """Whatever the provider cannot do carries a reason: unclaimed capabilities, and limits that nothing enforces."""
     claimed = bench.capabilities
     explained = {missing.what for missing in claimed.missing if missing.reason.strip()}
-    unclaimed = {name for name in ("durable_jobs", "pty", "watch", "writable_root", "persistent", "mounts")
+    unclaimed = {name for name in ("durable_jobs", "pty", "watch", "writable_root", "persistent", "mounts", "ports")
                  if not getattr(claimed, name)}  # fmt: skip
     unclaimed |= {"pause"} if claimed.pause == "none" else set()
     unclaimed |= set() if NetworkMode.ON in claimed.networks else {"networks.on"}

@@ -16,7 +16,7 @@ from hutch.linux.cgroups import Group, GroupLimits
 from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
 from hutch.model.results import Result, Usage
-from hutch.model.spec import CheckedMount, EffectiveSpec
+from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode
 from hutch.providers.base import Command, Entrance, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import GuestInstance
@@ -25,6 +25,7 @@ from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.entrance import host_pid
 from hutch.providers.native.network import uplink_name
+from hutch.providers.native.orders import BOOT_ID
 from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
@@ -142,6 +143,24 @@ class NativeInstance(GuestInstance):
         async for link in self._all_guests():
             await link.request("kill_all", timeout=_END_TIMEOUT)
             await link.request("make_room", timeout=_END_TIMEOUT)
+
+    async def reboot(self) -> None:
+        """End all processes, and give the box another boot id, as programs expect it of a machine."""
+        from tempfile import NamedTemporaryFile  # They are rarely needed and slow to load.
+        from uuid import uuid4
+
+        await self.kill_processes()
+        with NamedTemporaryFile(prefix="hutch-boot-") as file:
+            file.write(f"{uuid4()}\n".encode())
+            file.flush()
+            os.fchmod(file.fileno(), 0o444)
+            found = os.fstat(file.fileno())
+            with suppress(Unsupported):  # An ordinary user's box keeps the machine's id.
+                # The mount keeps the file, which has no name any more: nobody could write to it by one.
+                await self._show(CheckedMount(
+                    real=os.path.realpath(file.name), target=BOOT_ID, mode=MountMode.RO, dev=found.st_dev,
+                    ino=found.st_ino, public=True,
+                ))  # fmt: skip
 
     async def _all_guests(self) -> AsyncIterator[Link]:
         """The links to the box's guest, to those of other users, and to the one that kernels are forked from."""

@@ -19,9 +19,9 @@ from hutch.model.questions import QuestionInfo
 from hutch.model.record import Record, encode_json
 from hutch.model.results import Usage
 from hutch.model.status import Status
+from hutch.server.dashboard.readings import Sample, read
 from hutch.server.dashboard.sign_ins import cookie_of
 from hutch.server.handlers.events import SSE
-from hutch.server.metrics import BUCKETS, Histogram, Metrics
 from hutch.server.request import Call, Reply
 from hutch.server.service import Service
 
@@ -35,19 +35,9 @@ DRIFT_SECONDS = 1.5
 """A box is sent again when its clock differs by more than this from what the browser counts down to itself."""
 
 
-class Latency(Record, frozen=True, kw_only=True):
-    """A histogram since the server's start."""
-
-    counts: tuple[int, ...]
-    """The number of observations in each bucket, not cumulative; the last bucket is unbounded."""
-    total_sec: float
-
-
 class Numbers(Record, frozen=True, kw_only=True):
-    """Counters since the server's start, from which a page draws rates."""
+    """Counters since the server's start, and samples of the last minutes from which a page draws its charts."""
 
-    bounds: tuple[float, ...] = BUCKETS
-    """Upper bounds of the buckets in seconds."""
     requests: int
     failures: int
     created: int
@@ -56,8 +46,8 @@ class Numbers(Record, frozen=True, kw_only=True):
     """Boxes that wait to be claimed, by profile."""
     pool_claims: int
     pool_misses: int
-    requests_latency: Latency
-    exec_latency: Latency
+    samples: tuple[Sample, ...]
+    """Samples that are newer than those of the last message; in the first message all that are kept."""
 
 
 class LiveMessage(Record, frozen=True, kw_only=True):
@@ -69,6 +59,8 @@ class LiveMessage(Record, frozen=True, kw_only=True):
     """Boxes that are new or have changed; in the first message all of them."""
     gone: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
+    """Events that are new, in the first message those of the last minutes. Their `seq` is 0: the stream does not wait
+    until the store has numbered them."""
     questions: tuple[QuestionInfo, ...] | msgspec.UnsetType = msgspec.UNSET
     usages: dict[BoxId, Usage] = msgspec.field(default_factory=dict)
     """Use of resources by box, for the boxes used last."""
@@ -86,6 +78,7 @@ class Watcher:
     status: Status | None = None
     questions: tuple[QuestionInfo, ...] | None = None
     events_seen: int = 0
+    samples_seen: int = 0
     foreign: dict[BoxId, BoxInfo] = field(default_factory=dict)
     """Boxes of the store that this process does not hold."""
     store_read_at: float = float("-inf")
@@ -110,7 +103,7 @@ class Watcher:
         )  # fmt: skip
         if tick:
             self.ticked_at = time.monotonic()
-            numbers = numbers_of(service.metrics) if self._monitors() else msgspec.UNSET
+            numbers = self._numbers(service) if self._monitors() else msgspec.UNSET
             message = message.but(usages=await service.usages.of(list(found.values())), numbers=numbers)
         empty = message.status is msgspec.UNSET and message.questions is msgspec.UNSET
         return None if empty and not (tick or changed or gone or events) else message
@@ -163,6 +156,17 @@ class Watcher:
         self.status = status
         return status
 
+    def _numbers(self, service: Service) -> Numbers:
+        metrics, samples = service.metrics, service.history.samples
+        pool, counted = metrics.keeper.pool, read(metrics)
+        newer = samples.since(self.samples_seen)
+        self.samples_seen = samples.count
+        return Numbers(
+            requests=counted.requests, failures=counted.failures, created=counted.created,
+            active=sum(metrics.active.values()), pool=dict(pool.waiting()), pool_claims=sum(pool.claims.values()),
+            pool_misses=sum(pool.misses.values()), samples=tuple(newer),
+        )  # fmt: skip
+
     def _monitors(self) -> bool:
         return self.call.caller.role in (Role.ADMIN, Role.OBSERVER)
 
@@ -198,24 +202,3 @@ async def _wait(signal: asyncio.Event, draining: asyncio.Event) -> None:
     finally:
         for each in waits:
             each.cancel()
-
-
-def numbers_of(metrics: Metrics) -> Numbers:
-    pool, counters = metrics.keeper.pool, metrics.keeper.counters
-    everything = Histogram()
-    for op, histogram in metrics.latencies.items():
-        # Streams and terminals last as long as somebody watches them.
-        if not op.startswith("WS ") and not op.endswith(("/live", "/events", "/follow", "/watch")):
-            everything.counts = [a + b for a, b in zip(everything.counts, histogram.counts, strict=True)]
-            everything.total += histogram.total
-    return Numbers(
-        requests=sum(metrics.requests.values()), failures=sum(metrics.failures.values()),
-        created=sum(sum(counters.by_profile(what).values()) for what in ("created", "claimed")),
-        active=sum(metrics.active.values()), pool=dict(pool.waiting()), pool_claims=sum(pool.claims.values()),
-        pool_misses=sum(pool.misses.values()), requests_latency=_latency(everything),
-        exec_latency=_latency(metrics.operations.get("exec", Histogram())),
-    )  # fmt: skip
-
-
-def _latency(histogram: Histogram) -> Latency:
-    return Latency(counts=tuple(histogram.counts), total_sec=histogram.total)

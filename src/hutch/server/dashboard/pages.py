@@ -13,13 +13,16 @@ from pathlib import Path
 from hutch.server.request import Receive, Scope, Send, headers_of
 
 BUILT = Path(__file__).parent / "static"
-PAGES = frozenset({"", "sign-in", "boxes", "approvals", "skills", "mcp-servers", "tools", "keys", "audit", "profiles"})
+PAGES = frozenset(
+    ("", "sign-in", "boxes", "apps", "approvals", "skills", "mcp-servers", "tools", "keys", "audit", "profiles")
+)
 """First parts of the paths at which the one page is served; the page itself decides what it shows there."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
 IMMUTABLE = "public, max-age=31536000, immutable"
@@ -88,8 +91,8 @@ class DashboardDoor:
 CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'", "script-src 'self'", "style-src 'self'", "style-src-attr 'unsafe-inline'",
-        "img-src 'self' data: blob:", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'", "form-action 'none'",
-        "frame-ancestors 'none'",
+        "img-src 'self' data: blob:", "font-src 'self'", "connect-src 'self'", "frame-src 'self'", "base-uri 'none'",
+        "form-action 'none'", "frame-ancestors 'none'",
     )
 )  # fmt: skip
 """Everything comes from this origin. The terminal colours its cells by style attributes, which no text of a box can
