@@ -20,10 +20,14 @@ TIMEOUT = 60.0
 
 
 def hutch(
-    *words: str, stdin: bytes = b"", env: dict[str, str] | None = None, cwd: str | os.PathLike[str] | None = None
+    *words: str,
+    stdin: bytes = b"",
+    env: dict[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: float = TIMEOUT,
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*HUTCH, *words], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, cwd=cwd, timeout=TIMEOUT
+        [*HUTCH, *words], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout
     )
 
 

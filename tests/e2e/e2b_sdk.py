@@ -23,6 +23,11 @@ class E2B:
         return {"api_key": self.key, "api_url": self.url, "sandbox_url": self.url}
 
     @property
+    def api_options(self) -> dict[str, str]:
+        """The options of calls that concern no sandbox."""
+        return {"api_key": self.key, "api_url": self.url}
+
+    @property
     def environment(self) -> dict[str, str]:
         """The three variables that are all a program needs."""
         return {"E2B_API_KEY": self.key, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}

@@ -114,6 +114,24 @@ def test_pause_keeps_memory_and_connect_resumes(hutch_e2b: E2B) -> None:
         assert job.pid in [each.pid for each in again.commands.list()]
 
 
+def test_a_pause_without_memory_keeps_the_files(hutch_e2b: E2B) -> None:
+    """(S13) `keep_memory=False` ends the processes and keeps the files; so does a timeout that says so."""
+    with hutch_e2b.sandbox(timeout=600) as sandbox:
+        sandbox.files.write("note", "kept")
+        sandbox.commands.run("sleep 600", background=True)
+        assert sandbox.pause(keep_memory=False)
+        sandbox.connect()
+        assert sandbox.files.read("note") == "kept"
+        assert sandbox.commands.list() == []
+        assert "sleep" not in sandbox.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    lifecycle = e2b.SandboxLifecycle(on_timeout={"action": "pause", "keep_memory": False})
+    with hutch_e2b.sandbox(timeout=2, lifecycle=lifecycle) as sandbox:
+        sandbox.commands.run("sleep 600", background=True)
+        until(lambda: sandbox.get_info().state == e2b.SandboxState.PAUSED, 60)
+        sandbox.connect()
+        assert sandbox.commands.list() == []
+
+
 def test_a_sandbox_pauses_at_its_timeout_and_resumes_when_it_is_used(hutch_e2b: E2B) -> None:
     """(S13) `on_timeout: pause` freezes a sandbox instead of killing it; `auto_resume` lets any request wake it."""
     lifecycle = {"on_timeout": "pause", "auto_resume": True}

@@ -36,6 +36,7 @@ ONLY_SHOWN = {
     "hutch run --image oci:": ("a registry on the internet", IMAGES),
     "hutch image pull": ("a registry on the internet", IMAGES),
     "hutch image import app.tar": ("an archive of one's own", "tests/images/test_archives.py"),
+    "hutch image base": ("a mirror on the internet", "tests/e2e/test_e2b_templates.py"),
     "hutch image build": ("a registry on the internet", "tests/cli/test_image.py"),
     "hutch mcp-server call time": ("a package from the internet", "tests/mcp/hosting/test_real_servers.py"),
     "hutch box import dev.hutch --provider docker": ("another engine", ENGINES),

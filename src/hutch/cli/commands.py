@@ -131,6 +131,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "from-box": ("hutch.cli.image.from_box:FromBox", "make an image of a box"),
         "build": ("hutch.cli.image.build:Build", "make an image from another one, step by step"),
+        "base": ("hutch.cli.image.base:Base", "make the image of E2B's template, once"),
         "list": ("hutch.cli.image.store:List", "the images there are"),
         "show": ("hutch.cli.image.store:Show", "one image, its layers, and the boxes on it"),
         "export": ("hutch.cli.image.store:Export", "write an image as an OCI layout"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from hutch.errors import Invalid
 from hutch.model import durations
+from hutch.model.spec import VOLUME, volume_of
 
 _SIZE = r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?"
 _MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
@@ -44,7 +45,7 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SRC:DST[:ro|rw]",
-        help="show a host path inside (default ro)",
+        help="show a host path or volume:NAME inside (default ro)",
     )
     box.add_argument("--workspace", metavar="SRC[:ro|rw]", help="use this host directory as /workspace")
     box.add_argument("--skills", metavar="GROUP", help="all (default), none, or a group (`hutch skill bind`)")
@@ -139,11 +140,12 @@ def _from_environment(name: str) -> str:
 
 
 def _mount(text: str) -> dict[str, str]:
-    source, _, rest = text.partition(":")
+    prefix = VOLUME if text.startswith(VOLUME) else ""
+    source, _, rest = text.removeprefix(prefix).partition(":")
     target, colon, mode = rest.partition(":")
     if not source or not target or (colon and not mode):
         raise Invalid(f"--mount {text!r} is not SRC:DST[:ro|rw]", remedy="for example --mount ./data:/data:ro")
-    return {"source": _absolute(source), "target": target, "mode": mode or "ro"}
+    return {"source": prefix + source if prefix else _absolute(source), "target": target, "mode": mode or "ro"}
 
 
 def _workspace(text: str | None) -> dict[str, str] | None:
@@ -152,7 +154,7 @@ def _workspace(text: str | None) -> dict[str, str] | None:
     source, colon, mode = text.rpartition(":")
     if not colon or mode not in ("ro", "rw", "none"):
         source, mode = text, "rw"
-    known = source == "own" or source.startswith("volume:")
+    known = source == "own" or volume_of(source) is not None
     return {"source": source if known else _absolute(source), "mode": mode}
 
 

@@ -1,6 +1,7 @@
 """Volumes: named directories that outlive boxes, to be the workspace of one or several of them.
 
-A box works in one with `hutch box create --workspace volume:NAME`.
+A box works in one with `hutch box create --workspace volume:NAME`, or has it at another place with
+`--mount volume:NAME:/data:rw`.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from hutch.cli.box.files import size_of
 from hutch.cli.connect import open_hutch
 from hutch.cli.output import byte_size, emit_json, table
 from hutch.cli.parsers import CliCommand
+from hutch.keeper.volumes import volumes_of
 from hutch.model.boxes import BoxInfo
 from hutch.model.durations import format_seconds
 
@@ -89,10 +91,9 @@ class Remove(CliCommand):
 
 
 def _users(boxes: Iterable[BoxInfo]) -> dict[str, list[str]]:
-    """Map each volume to the ids of the boxes that have it as their workspace."""
+    """Map each volume to the ids of the boxes that use it."""
     used: dict[str, list[str]] = {}
     for box in boxes:
-        kind, _, name = box.spec.workspace.source.partition(":")
-        if kind == "volume":
+        for name in volumes_of(box.spec):
             used.setdefault(name, []).append(box.id)
     return used

@@ -480,9 +480,9 @@ class Keeper:
                 await self.pauser.pause(live, reason)
                 live.last_used = time.monotonic()
                 return
-        if cause is EventCause.TTL and live.record.spec.ttl_action is TtlAction.PAUSE:
+        if cause is EventCause.TTL and (action := live.record.spec.ttl_action) is not TtlAction.DESTROY:
             with suppress(Conflict):  # It is in use: the next tick tries again.
-                await self.pauser.pause(live, reason)
+                await self.pauser.pause(live, reason, halt=action is TtlAction.HALT)
                 await self.updater.set_ttl(live, 0.0)
             return
         await self.teardown.destroy(live, reason, cause, unless)

@@ -15,12 +15,10 @@ from hutch.keeper.store.store import Store
 from hutch.model.boxes import VolumeInfo
 from hutch.model.ids import digest, is_name
 from hutch.model.record import Record
-from hutch.model.spec import CheckedMount, MountMode
+from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, volume_of
 from hutch.policy.quotas import Quota, check_kept, quota_of
 
 KIND = "volume"
-PREFIX = "volume:"
-"""Prefix of a workspace's source that names a volume."""
 
 
 class Volume(Record, frozen=True, kw_only=True):
@@ -80,20 +78,21 @@ class Volumes:
             raise _missing(name)
         return Volume.from_json(body)
 
-    async def check_mount(self, name: str, mode: MountMode, owner: str = LOCAL_OWNER) -> CheckedMount:
-        """Return the volume as a box's workspace mount, pinned to the inode that is there now."""
+    async def check_mount(
+        self, name: str, mode: MountMode, owner: str = LOCAL_OWNER, target: str = "/workspace"
+    ) -> CheckedMount:
+        """Return the volume as a mount of a box, pinned to the inode that is there now."""
         volume = await self.get(name, owner)
         try:
             found = os.stat(volume.path, follow_symlinks=False)
         except FileNotFoundError:  # It is being removed.
             raise _missing(name) from None
-        return CheckedMount(real=volume.path, target="/workspace", mode=mode, dev=found.st_dev, ino=found.st_ino)
+        return CheckedMount(real=volume.path, target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
 
     async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
         """Return the volumes that the owner's boxes use, or will use; the answer is valid until the next `await`."""
         boxes = (await self._inventory.all()).values()
-        sources = {box.spec.workspace.source for box in boxes if box.owner == owner}
-        return frozenset(source.removeprefix(PREFIX) for source in sources if source.startswith(PREFIX))
+        return frozenset(name for box in boxes if box.owner == owner for name in volumes_of(box.spec))
 
     async def remove(self, name: str, owner: str = LOCAL_OWNER) -> None:
         """Remove a volume; Conflict while a box uses it."""
@@ -117,6 +116,12 @@ class Volumes:
 
         if os.path.isdir(renamed):
             await asyncio.to_thread(rmtree, renamed)
+
+
+def volumes_of(spec: EffectiveSpec) -> frozenset[str]:
+    """Return the names of the volumes that a box of this spec uses, as its workspace or elsewhere."""
+    sources = (spec.workspace.source, *(mount.source for mount in spec.mounts))
+    return frozenset(name for source in sources if (name := volume_of(source)) is not None)
 
 
 def _missing(name: str) -> NotFound:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hutch.errors import Invalid
 from hutch.model.limits import LimitsAsked
-from hutch.model.spec import Mount, Spec, Workspace
+from hutch.model.spec import VOLUME, Mount, Spec, Workspace
 
 _LIMITS = frozenset(LimitsAsked.__struct_fields__)
 _FIELDS = frozenset(Spec.__struct_fields__)
@@ -65,11 +65,12 @@ def _workspace(value: Any) -> Any:
 def _mount(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    parts = value.split(":")
+    prefix = VOLUME if value.startswith(VOLUME) else ""
+    source, *parts = value.removeprefix(prefix).split(":")
+    if len(parts) == 1:
+        return Mount(source=prefix + source, target=parts[0])
     if len(parts) == 2:
-        return Mount(source=parts[0], target=parts[1])
-    if len(parts) == 3:
-        return Mount.from_plain({"source": parts[0], "target": parts[1], "mode": parts[2]})
+        return Mount.from_plain({"source": prefix + source, "target": parts[0], "mode": parts[1]})
     raise Invalid(f"mount {value!r} is not SOURCE:TARGET[:ro|rw]", op="create")
 
 

@@ -38,6 +38,8 @@ class TtlAction(StrEnum):
     DESTROY = "destroy"
     PAUSE = "pause"
     """It is frozen as soon as nobody uses it, and then has no end until its ttl is set again."""
+    HALT = "halt"
+    """As `pause`, but its processes end first, so that only its files stay."""
 
 
 class Isolation(StrEnum):
@@ -49,8 +51,20 @@ class Isolation(StrEnum):
     VM = "vm"
 
 
+VOLUME = "volume:"
+"""The prefix of a source that names one of the owner's volumes instead of a host path."""
+
+
+def volume_of(source: str) -> str | None:
+    """Return the name of the volume that a source names; None if it names none."""
+    return source.removeprefix(VOLUME) if source.startswith(VOLUME) else None
+
+
 class Mount(Record, frozen=True, kw_only=True):
-    """A host directory or file shown inside the box; policy checks the source against the allow-list."""
+    """A host directory or file, or a volume ("volume:NAME"), shown inside the box.
+
+    Policy checks a host path against the allow-list; a volume must be the owner's.
+    """
 
     source: str
     target: str
@@ -111,7 +125,7 @@ class Spec(Record, frozen=True, kw_only=True):
     idle_timeout_sec: float | None = None
     ttl_sec: float | None = None
     ttl_action: TtlAction | None = None
-    """What becomes of it after `ttl_sec`: `destroy` unless it says `pause`."""
+    """What becomes of it after `ttl_sec`: `destroy` unless it says otherwise."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     """TCP ports on which its programs will listen: `Box.ports(wait=…)` and visitors of previews wait for them."""

@@ -305,10 +305,8 @@ def _check_values(answer: EffectiveSpec, spec: Spec) -> None:
 
 def _check_workspace(workspace: Workspace) -> None:
     values.check_text("workspace source", workspace.source)
-    if workspace.source.startswith("volume:"):
-        if is_name(workspace.source.removeprefix("volume:")):
-            return
-        raise Invalid(f"{workspace.source!r} does not name a volume", details={"field": "workspace.source"})
+    if values.check_volume("workspace.source", workspace.source):
+        return
     if workspace.source != "own" and not workspace.source.startswith("/"):
         raise Invalid(
             f"workspace source is {workspace.source!r}, but must be 'own', 'volume:NAME' or an absolute host path",

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from hutch.errors import FileMissing, Invalid, Refused
-from hutch.model.spec import CheckedMount, CheckedMounts, Mount, MountMode, Workspace
+from hutch.model.spec import CheckedMount, CheckedMounts, Mount, MountMode, Workspace, volume_of
 from hutch.policy.values import at_or_below
 
 SYSTEM_TREES = (
@@ -73,7 +73,7 @@ def check(
     refused: Sequence[str | Path] = (),
     unwritable: Sequence[str | Path] = (),
 ) -> CheckedMounts:
-    """Check everything of the host that a box would show.
+    """Check everything of the host that a box would show. Volumes are not part of the answer: the keeper has them.
 
     Raises Invalid (not an absolute path), FileMissing (no such source) or Refused.
 
@@ -88,9 +88,9 @@ def check(
         rules = rules or _Rules(roots, refused, unwritable)
         return rules.check(source, target, mode, what)
 
-    shown = [mount for mount in mounts if mount.mode is not MountMode.NONE]
+    shown = [mount for mount in mounts if mount.mode is not MountMode.NONE and volume_of(mount.source) is None]
     kind, _, reference = image.partition(":")
-    from_host = workspace.source != "own" and not workspace.source.startswith("volume:")
+    from_host = workspace.source != "own" and volume_of(workspace.source) is None
     return CheckedMounts(
         mounts=tuple(checked(mount.source, mount.target, mount.mode) for mount in shown),
         workspace=checked(workspace.source, "/workspace", workspace.mode, "workspace")

@@ -4,7 +4,8 @@ import posixpath
 import re
 
 from hutch.errors import Invalid
-from hutch.model.spec import Isolation, Mount
+from hutch.model.ids import is_name
+from hutch.model.spec import Isolation, Mount, volume_of
 
 LIMIT_NAMES = ("cpus", "memory_mb", "pids", "disk_mb", "open_files", "timeout_sec")
 
@@ -198,9 +199,18 @@ def plain_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     """Normalize the targets of mounts and check them. `mounts.check` checks the sources."""
     for mount in mounts:
         check_text("mount source", mount.source)
+        check_volume("mounts", mount.source)
     plain = tuple(mount.but(target=plain_path("mount target", mount.target)) for mount in mounts)
     _check_targets(plain)
     return plain
+
+
+def check_volume(field: str, source: str) -> bool:
+    """Whether a source names a volume. Invalid if no volume can have that name."""
+    name = volume_of(source)
+    if name is not None and not is_name(name):
+        raise Invalid(f"{source!r} does not name a volume", details={"field": field})
+    return name is not None
 
 
 def _check_targets(mounts: tuple[Mount, ...]) -> None:

@@ -333,6 +333,10 @@ class Instance(ABC):
     async def usage(self) -> Usage:
         """Return what the whole box uses now."""
 
+    async def reboot(self) -> None:
+        """End every process of the box and keep its files, as a restart of a machine does. Raises Unsupported."""
+        raise Unsupported("this engine cannot end all processes of a box", op="reboot", remedy="make a new box")
+
     @abstractmethod
     async def pause(self) -> None:
         """Stop every process of the box until `resume`.

@@ -58,7 +58,7 @@ def own_ttl(spec: EffectiveSpec, created_at: float) -> float:
 
     Only a keeper can pause a box, so one that is to be paused does not end without a keeper.
     """
-    if not spec.ttl_sec or spec.ttl_action is TtlAction.PAUSE:
+    if not spec.ttl_sec or spec.ttl_action is not TtlAction.DESTROY:
         return 0.0
     return max(0.0, created_at + spec.ttl_sec - time.time()) + GRACE_SECONDS
 

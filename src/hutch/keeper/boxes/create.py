@@ -17,11 +17,11 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.volumes import Volumes, volumes_of
 from hutch.logs import conceal, log
 from hutch.model.boxes import EventCause, Lease
 from hutch.model.ids import BoxId, new_box_id
-from hutch.model.spec import EffectiveSpec, MountMode, Order, Spec
+from hutch.model.spec import CheckedMounts, EffectiveSpec, MountMode, Order, Spec, volume_of
 from hutch.model.state import State
 from hutch.providers.base import Instance, InstanceRecord, Provider
 
@@ -148,14 +148,26 @@ class Creator:
     async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float) -> Order:
         """Return the order for the engine, with the host mounts checked now: they may have changed since a stop."""
         places = self._engines.check_mounts(spec)
-        kind, _, volume = spec.workspace.source.partition(":")
-        if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
-            places = places.but(workspace=await self._volumes.check_mount(volume, spec.workspace.mode, owner))
+        if volumes_of(spec):
+            places = await self._add_volumes(spec, owner, places)
         places = await self._skills.add_mount(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace, owner=owner)
+
+    async def _add_volumes(self, spec: EffectiveSpec, owner: str, places: CheckedMounts) -> CheckedMounts:
+        """Add the owner's volumes that the spec names. NotFound if there is no such volume."""
+        workspace = spec.workspace
+        volume = volume_of(workspace.source)
+        if volume is not None and workspace.mode is not MountMode.NONE:
+            places = places.but(workspace=await self._volumes.check_mount(volume, workspace.mode, owner))
+        for mount in spec.mounts:
+            volume = volume_of(mount.source)
+            if volume is not None and mount.mode is not MountMode.NONE:
+                checked = await self._volumes.check_mount(volume, mount.mode, owner, mount.target)
+                places = places.but(mounts=(*places.mounts, checked))
+        return places
 
     async def order_again(self, record: BoxRecord) -> Order:
         """Return the order for a box that existed before.

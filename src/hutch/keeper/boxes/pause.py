@@ -19,20 +19,20 @@ class Pauser:
         self._engines = engines
         self._check_owned = check_owned
 
-    async def pause(self, live: Live, reason: str = "paused by a call") -> None:
-        """Freeze a box.
+    async def pause(self, live: Live, reason: str = "paused by a call", *, halt: bool = False) -> None:
+        """Freeze a box; with `halt` its processes end first, so that it keeps its files and no memory.
 
         Raises:
             Conflict: An operation runs in the box.
-            Unsupported: The engine cannot pause boxes.
+            Unsupported: The engine cannot pause boxes, or cannot end all their processes.
         """
         name = live.record.instance.provider
         known = await self._engines.capabilities(name)
         if known.usable and known.pause is Pause.NONE:
             raise Unsupported(f"provider {name} cannot pause a box")
-        await run_uncancelled(self._pause(live, reason))
+        await run_uncancelled(self._pause(live, reason, halt))
 
-    async def _pause(self, live: Live, reason: str) -> None:
+    async def _pause(self, live: Live, reason: str, halt: bool) -> None:
         """Write the record first, then freeze the box.
 
         An operation that begins after the write resumes the box, and so waits until it is frozen. A keeper that dies
@@ -46,6 +46,8 @@ class Pauser:
             await self._states.change(live.record, State.PAUSED, into=live, reason=reason)
             try:
                 _check_no_operation(live)  # One may have begun during the write.
+                if halt:
+                    await live.running.reboot()
                 await live.running.pause()
             except BaseException as error:
                 await self._states.change(live.record, State.RUNNING, into=live, reason=f"not paused: {error}")

@@ -17,7 +17,7 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
 from hutch.model.limits import Limits
-from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec, TtlAction
 from hutch.model.state import State
 from hutch.policy import rights, values
 from hutch.policy.change import Change
@@ -96,8 +96,8 @@ class Updater:
                 )
         return tuple(refused)
 
-    async def set_ttl(self, live: Live, seconds: float) -> None:
-        """Let the box end at another age; 0 means never. Its own clock, which it keeps without a keeper, follows.
+    async def set_ttl(self, live: Live, seconds: float, action: TtlAction | None = None) -> None:
+        """Let the box end, or pause, at another age; 0 means never. Its own clock, which needs no keeper, follows.
 
         Raises:
             Refused: A shorter time would end the box sooner, which this caller may not.
@@ -110,7 +110,7 @@ class Updater:
             bounded = Change(self._config.resolve_profile(spec.profile), allowed)
             if bounded.clock("ttl_sec", spec.ttl_sec, seconds) != seconds:
                 raise Invalid(f"the box may not live so long: {bounded.adjustments[0]}", details={"field": "ttl_sec"})
-            changed = spec.but(ttl_sec=seconds)
+            changed = spec.but(ttl_sec=seconds, ttl_action=action or spec.ttl_action)
             await self._states.update(
                 live.record, into=live, kind="changed", reason=f"ttl_sec {seconds:g}", spec=changed
             )

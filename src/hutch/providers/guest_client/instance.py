@@ -417,6 +417,9 @@ class GuestInstance(Instance):
         """End every process of the box but its guest."""
         await (await self.link()).request("kill_all")
 
+    async def reboot(self) -> None:
+        await self.kill_all()
+
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
         await self._clock(orphan_grace=orphan_grace_sec, ttl=ttl_sec)
 

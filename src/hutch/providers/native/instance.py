@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import cached_property
@@ -14,15 +16,16 @@ from hutch.linux.cgroups import Group, GroupLimits
 from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
 from hutch.model.results import Result, Usage
-from hutch.model.spec import CheckedMount, EffectiveSpec
+from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode
 from hutch.providers.base import Command, Entrance, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import GuestInstance
-from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.link import Link, connect_unix
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.entrance import host_pid
 from hutch.providers.native.network import uplink_name
+from hutch.providers.native.orders import BOOT_ID
 from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
@@ -42,6 +45,7 @@ KERNEL_GUEST = "deputy-kernels"
 """The socket of the guest that kernels are forked from. Like those of root guests, it tells every keeper of it."""
 _END_TIMEOUT = 10.0
 """Seconds that a guest may take to end the processes of its box."""
+_PEER = struct.Struct("iII")  # struct ucred
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
 
 
@@ -140,6 +144,24 @@ class NativeInstance(GuestInstance):
             await link.request("kill_all", timeout=_END_TIMEOUT)
             await link.request("make_room", timeout=_END_TIMEOUT)
 
+    async def reboot(self) -> None:
+        """End all processes, and give the box another boot id, as programs expect it of a machine."""
+        from tempfile import NamedTemporaryFile  # They are rarely needed and slow to load.
+        from uuid import uuid4
+
+        await self.kill_processes()
+        with NamedTemporaryFile(prefix="hutch-boot-") as file:
+            file.write(f"{uuid4()}\n".encode())
+            file.flush()
+            os.fchmod(file.fileno(), 0o444)
+            found = os.fstat(file.fileno())
+            with suppress(Unsupported):  # An ordinary user's box keeps the machine's id.
+                # The mount keeps the file, which has no name any more: nobody could write to it by one.
+                await self._show(CheckedMount(
+                    real=os.path.realpath(file.name), target=BOOT_ID, mode=MountMode.RO, dev=found.st_dev,
+                    ino=found.st_ino, public=True,
+                ))  # fmt: skip
+
     async def _all_guests(self) -> AsyncIterator[Link]:
         """The links to the box's guest, to those of other users, and to the one that kernels are forked from."""
         for user in (None, *self._root_guest_users()):
@@ -149,8 +171,16 @@ class NativeInstance(GuestInstance):
     async def host_pid(self, process: GuestProcess) -> int:
         """Return the pid on this machine of a job of the box; 0 if it has ended."""
         link = await self.link_of(process.id)
-        guest = link.peer_pid if link is self._links.get("kernels") else self.pid
+        guest = self._kernel_guest_pid() if link is self._links.get("kernels") else self.pid
         return host_pid(guest, (await process.info()).pid)
+
+    def _kernel_guest_pid(self) -> int:
+        """The pid of the process that listens at the kernel guest's socket, as the kernel tells it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            connect_unix(sock, f"{self.record.data['directory']}/{KERNEL_GUEST}")
+            pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+        return pid
 
     async def _connect_kernels(self) -> Link:
         path = f"{self.record.data['directory']}/{KERNEL_GUEST}"

@@ -181,6 +181,10 @@ def _host_mounts(order: Order, left_out: list[CheckedMount]) -> Iterator[list[st
             yield host_mount(place)
 
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""The one file of the box's own that is mounted over: a box whose processes were ended has booted anew."""
+
+
 def host_mount(place: CheckedMount) -> list[str | bool | int]:
     """The values of a `root.HostMount`."""
     writable = place.mode is MountMode.RW
@@ -191,7 +195,7 @@ def _target(wanted: str) -> str:
     target = os.path.normpath(wanted)
     if not os.path.isabs(target) or target == "/":
         raise Invalid(f"a mount needs an absolute target below /, not {wanted!r}", op="create")
-    if target.split("/")[1] in ("proc", "dev", "sys"):
+    if target.split("/")[1] in ("proc", "dev", "sys") and target != BOOT_ID:
         raise Refused(f"nothing can be mounted at {target}: it belongs to the box itself", op="create")
     return target
 

@@ -7,7 +7,7 @@ the stream ended. A stream without it was cut.
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -46,9 +46,13 @@ class ServerStream(NamedTuple):
 UNARY = "application/json"
 STREAM = "application/connect+json"
 END = 2
+_STREAM_HEADERS = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
 _HEAD = struct.Struct(">BI")
 MAX_ENVELOPE = 16 << 20
 DEFAULT_PING_SECONDS = 90.0
+ENDED = "the sandbox was killed or reached its end of life, or was paused"
+"""How a stream ends with its sandbox. The SDKs then ask for its health, and their tests know the first words."""
+_LAST_WORDS_SECONDS = 1.0
 _QUEUED = 8
 """Messages that wait for a slow reader before the box is slowed down."""
 
@@ -99,11 +103,15 @@ async def serve_stream(request: Request, send: Send, method: ServerStream) -> No
     rest of what they send.
     """
     message = await _read_only_message(request, method.takes)
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     sending = _send_stream(request, send, method.handler(request, message), method.keepalive)
     try:
         await request.call.until_disconnect(request.sandboxes.streams.run(request.sandbox, sending))
     except Cut:
-        return
+        # A client that reads nothing is left behind with an open stream, which its own clock ends.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await _send_end(send, {"error": {"code": "unavailable", "message": ENDED}})
 
 
 async def _read_only_message(request: Request, kind: type[T]) -> T:
@@ -141,9 +149,7 @@ async def _send_stream(
     queue: asyncio.Queue[Message | BaseException | None] = asyncio.Queue(_QUEUED)
     pump = asyncio.ensure_future(_pump(messages, queue))
     silence = _ping_seconds(request)
-    headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store")]
     try:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
             try:
                 async with asyncio.timeout(silence):

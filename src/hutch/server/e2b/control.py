@@ -14,15 +14,16 @@ from hutch.errors import Conflict, Invalid, NotFound, Unsupported
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.record import encode_json
-from hutch.model.spec import NetworkMode, Spec, TtlAction
+from hutch.model.spec import VOLUME, EffectiveSpec, Mount, MountMode, NetworkMode, Spec, TtlAction, volume_of
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
-from hutch.server.e2b import labels, ports, shapes, snapshots, templates
+from hutch.server.e2b import labels, ports, shapes, snapshots, templates, volumes
 from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.labels import SESSION
 from hutch.server.e2b.metrics import list_metrics
 from hutch.server.e2b.pages import page_of
-from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.requests import Request
 from hutch.server.e2b.shapes import (
     DEFAULT_TIMEOUT,
     DEFAULT_TIMEOUT_V1,
@@ -35,7 +36,7 @@ from hutch.server.e2b.shapes import (
 JSON = (("content-type", "application/json"),)
 PAUSED_DAYS = 30
 ALL_TRAFFIC = "0.0.0.0/0"
-_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause"}
+_ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause", TtlAction.HALT: "pause"}
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
@@ -106,13 +107,16 @@ async def _from_snapshot(request: Request, body: NewSandbox, timeout: int) -> Bo
     try:
         spec = live.record.spec
         online = spec.network is not NetworkMode.OFF
-        if body.env_vars or (body.allow_internet_access is not None and body.allow_internet_access is not online):
+        other_network = body.allow_internet_access is not None and body.allow_internet_access is not online
+        if body.env_vars or body.volume_mounts or other_network:
             raise Unsupported(
-                "a sandbox from a snapshot has the variables and the network of the one that the snapshot was made of",
+                "a sandbox from a snapshot has the variables, the volumes and the network of the one that the snapshot "
+                "was made of",
                 remedy="leave them out, and pass variables to each command",
             )
         wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
-        await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout))
+        action = _ttl_action(body)
+        await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout), action=action)
         access = request.call.service.previews.access
         await ports.open_ports(access, live.record, public=wanted.get(labels.TRAFFIC) != labels.PRIVATE)
     except BaseException:
@@ -127,10 +131,11 @@ def refuse_unenforced(body: NewSandbox) -> None:
         raise Unsupported("iam is not supported by this server", remedy="leave out iam")
     if body.network is not None:
         _refuse_rules(body.network)
-    if body.auto_pause_memory is False:
-        raise Unsupported("a pause keeps the memory here", remedy="leave out keep_memory, or make a snapshot")
-    if body.auto_resume is not None and body.auto_resume.enabled and not body.auto_pause:
+    resumes = body.auto_resume is not None and body.auto_resume.enabled
+    if resumes and not body.auto_pause:
         raise Invalid("auto-resume needs a sandbox that is paused at its timeout")
+    if resumes and body.auto_pause_memory is False:
+        raise Invalid("auto-resume needs a sandbox that keeps its memory when it is paused")
 
 
 def _refuse_rules(network: shapes.Network) -> None:
@@ -154,18 +159,27 @@ def _own_labels(body: NewSandbox, timeout: int) -> dict[str, str]:
     return given
 
 
+def _ttl_action(body: NewSandbox) -> TtlAction:
+    if not body.auto_pause:
+        return TtlAction.DESTROY
+    return TtlAction.HALT if body.auto_pause_memory is False else TtlAction.PAUSE
+
+
 async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
     spec = await templates.resolve(request.call.keeper, body.template_id)
     env = {**(body.env_vars or {}), "E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": body.template_id}
     wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
     spec = spec.but(
         env=env, labels=wanted, ttl_sec=float(timeout),
-        ttl_action=TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY, idle_timeout_sec=0.0,
+        ttl_action=_ttl_action(body), idle_timeout_sec=0.0,
     )  # fmt: skip
     if body.allow_internet_access is not None:
         spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
     if body.network is not None and body.network.deny_out:
         spec = spec.but(network=NetworkMode.OFF)
+    if body.volume_mounts:
+        mounts = (Mount(source=VOLUME + each.name, target=each.path, mode=MountMode.RW) for each in body.volume_mounts)
+        spec = spec.but(mounts=tuple(mounts))
     return spec
 
 
@@ -176,9 +190,9 @@ async def connect(request: Request) -> Answer:
     default = DEFAULT_TIMEOUT if request.path.startswith("/v2/") else DEFAULT_TIMEOUT_V1
     timeout = default if body.timeout is None else body.timeout
     if live.record.state is State.PAUSED:
-        if body.memory is False:
-            raise Unsupported("a paused sandbox keeps its memory here: it cannot be booted anew")
         await request.sandboxes.resume(live, timeout)
+        if body.memory is False:
+            await live.running.reboot()
         return answer(await sandbox_of(request, live.record), 201)
     if live.record.state is not State.RUNNING:
         raise NotFound(f"sandbox {live.record.id} is {live.record.state}")
@@ -265,8 +279,13 @@ def _listed(record: BoxRecord) -> ListedSandbox:
         started_at=_rfc3339(record.created_at), end_at=_rfc3339(_end_of(record)),
         cpu_count=max(1, math.ceil(spec.limits.cpus)), memory_mb=spec.limits.memory_mb,
         disk_size_mb=spec.limits.disk_mb, state=_state(record), envd_version=ENVD_VERSION,
-        metadata=labels.metadata_of(record),
+        metadata=labels.metadata_of(record), volume_mounts=_volume_mounts(spec) or msgspec.UNSET,
     )  # fmt: skip
+
+
+def _volume_mounts(spec: EffectiveSpec) -> list[shapes.VolumeMount]:
+    mounts = ((volume_of(mount.source), mount.target) for mount in spec.mounts)
+    return [shapes.VolumeMount(name, target) for name, target in mounts if name is not None]
 
 
 def _state(record: BoxRecord) -> str:
@@ -303,14 +322,12 @@ async def set_timeout(request: Request) -> Answer:
 
 
 async def pause(request: Request) -> Answer:
-    """Freeze the sandbox with its memory. 409 if it is paused already."""
+    """Freeze the sandbox, with its memory or only with its files. 409 if it is paused already."""
     body = await request.body(shapes.PauseBody)
-    if body.memory is False:
-        raise Unsupported("a pause keeps the memory here: it cannot be left out")
     live = await _held(request)
     if live.record.state is State.PAUSED:
         raise Conflict(f"Sandbox {live.record.id} is already paused")
-    await request.sandboxes.pause(live)
+    await request.sandboxes.pause(live, halt=body.memory is False)
     return Answer(204)
 
 
@@ -335,10 +352,14 @@ async def kill(request: Request) -> Answer:
         refuse_if_busy(call, live)
         return False
 
-    await request.sandboxes.streams.cut(live.record.id)
-    await call.keeper.destroy(
-        live.record.id, f"killed by an E2B client with key {call.caller.key_id}", unless=check_holder
-    )
+    box_id, ending = live.record.id, request.sandboxes.ending
+    refuse_if_busy(call, live)
+    ending.add(box_id)
+    try:
+        await request.sandboxes.streams.cut(box_id)
+        await call.keeper.destroy(box_id, f"killed by an E2B client with key {call.caller.key_id}", unless=check_holder)
+    finally:
+        ending.discard(box_id)
     return Answer(204)
 
 
@@ -368,4 +389,8 @@ _ROUTES = (
     _route("DELETE", "/templates/{any}", snapshots.delete),
     _route("GET", "/sandboxes/{sandbox}/metrics", list_metrics),
     _route("GET", "/templates/aliases/{any}", template_exists),
+    _route("GET", "/volumes", volumes.list_volumes),
+    _route("POST", "/volumes", volumes.create),
+    _route("GET", "/volumes/{any}", volumes.info),
+    _route("DELETE", "/volumes/{any}", volumes.delete),
 )

@@ -54,7 +54,7 @@ class Tokens:
         """Return the id of the key to which this token was given."""
         key_id = token.partition(".")[0]
         if not hmac.compare_digest(self.of(sandbox, key_id).encode(), token.encode("utf-8", "replace")):
-            raise Unauthenticated("the access token is not this sandbox's", remedy="connect to the sandbox again")
+            raise Unauthenticated("the access token is not for this", remedy="connect again")
         return key_id
 
 

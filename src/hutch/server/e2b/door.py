@@ -16,14 +16,14 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, interpreter, ports, transfers
+from hutch.server.e2b import control, interpreter, ports, transfers, volumes
 from hutch.server.e2b.agent import methods
 from hutch.server.e2b.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
-from hutch.server.e2b.labels import TEMPLATE
+from hutch.server.e2b.labels import SESSION, TEMPLATE
 from hutch.server.e2b.metrics import agent_metrics
-from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, SESSION, Request, is_control_path
+from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, Request, is_control_path
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
@@ -32,6 +32,7 @@ from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
 
 _SANDBOX = b"e2b-sandbox-id"
+_CONTENT = "/volumecontent/"
 
 
 class E2BDoor:
@@ -59,8 +60,8 @@ class E2BDoor:
         return ours and scope["type"] == "http"
 
     def _is_sandbox(self, name: PortName) -> bool:
-        """Whether a host name is one of a sandbox. The ports of the agent are asked for dead ones too."""
-        if str(name.port) in (ENVD_PORT, INTERPRETER_PORT):
+        """Whether a host name is one of a sandbox, also of one that has ended."""
+        if str(name.port) in (ENVD_PORT, INTERPRETER_PORT) or name.box_id in self._sandboxes.ended:
             return True
         live = self._service.keeper.held(name.box_id)
         return live is not None and TEMPLATE in live.record.spec.labels
@@ -122,6 +123,8 @@ class E2BDoor:
             await self._authenticate_by_id(request)
         elif signed:
             await self._authenticate_signature(request)
+        elif request.path.startswith(_CONTENT):
+            await self._authenticate_volume(request)
         elif request.sandbox or request.path in self._methods:
             await self._authenticate_token(request)
         else:
@@ -133,6 +136,8 @@ class E2BDoor:
             return await self._dispatch(request, send)
 
     async def _dispatch(self, request: Request, send: Send) -> Answer | None:
+        if not request.sandbox and request.path.startswith(_CONTENT):
+            return await volumes.serve_content(request, send)
         if not request.sandbox:
             return await control.serve(request)
         if request.port == INTERPRETER_PORT:
@@ -170,6 +175,13 @@ class E2BDoor:
         token = request.call.header("x-access-token")
         request.sandbox = request.sandbox or self._owner_of(token)
         key_id = self._sandboxes.tokens.key_of(request.sandbox, token)
+        await self._act_for(request, key_id)
+
+    async def _authenticate_volume(self, request: Request) -> None:
+        """Authenticate a request for the content of a volume by the token that came with the volume."""
+        scheme, _, token = request.call.header("authorization").partition(" ")
+        name = volumes.volume_of_content(request.path)
+        key_id = self._sandboxes.tokens.key_of(volumes.subject(name), token if scheme.lower() == "bearer" else "")
         await self._act_for(request, key_id)
 
     def _owner_of(self, token: str) -> str:

@@ -10,6 +10,7 @@ from hutch.errors import FileMissing, FileThere, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.linux.identity import USER
 from hutch.model.files import Entry, FileInfo, FileKind
+from hutch.server.e2b.agent_files import on_files
 from hutch.server.e2b.connect import Message
 from hutch.server.e2b.requests import Request
 
@@ -36,8 +37,8 @@ class MoveMessage(msgspec.Struct, frozen=True):
 
 async def stat(request: Request, message: PathMessage) -> Message:
     """Describe one file."""
-    async with request.files() as files:
-        return {"entry": await _entry_at(files, request.resolve(message.path))}
+    path = request.resolve(message.path)
+    return {"entry": await on_files(request, lambda files: _entry_at(files, path))}
 
 
 async def _entry_at(files: GuardedFiles, path: str) -> Message:
@@ -80,39 +81,49 @@ async def list_dir(request: Request, message: ListMessage) -> Message:
     path = request.resolve(message.path)
     if message.depth < 0:
         raise Invalid("depth is less than 0")
-    async with request.files() as files:
+
+    async def work(files: GuardedFiles) -> list[Message]:
         if (await resolved(files, path)).kind is not FileKind.DIRECTORY:
             raise Invalid(f"path is not a directory: {path}")
         rows = files.entry_rows(path, message.depth or 1, ATTRIBUTES)
-        return {"entries": [described(entry) async for entry in rows]}
+        return [described(entry) async for entry in rows]
+
+    return {"entries": await on_files(request, work)}
 
 
 async def make_dir(request: Request, message: PathMessage) -> Message:
     """Create a directory and those above it."""
     path = request.resolve(message.path)
-    async with request.files() as files:
+
+    async def work(files: GuardedFiles) -> None:
         try:
             found = await resolved(files, path)
         except FileMissing:
             await files.mkdir(path)
-            return {"entry": await _entry_at(files, path)}
-    if found.kind is FileKind.DIRECTORY:
-        raise FileThere(f"directory already exists: {path}")
-    raise Invalid(f"path already exists but it is not a directory: {path}")
+            return
+        if found.kind is FileKind.DIRECTORY:
+            raise FileThere(f"directory already exists: {path}")
+        raise Invalid(f"path already exists but it is not a directory: {path}")
+
+    await on_files(request, work, path)
+    return {"entry": await on_files(request, lambda files: _entry_at(files, path))}
 
 
 async def move(request: Request, message: MoveMessage) -> Message:
     """Move a file or directory; directories above the target are created."""
     source, target = request.resolve(message.source), request.resolve(message.destination)
-    async with request.files() as files:
+
+    async def work(files: GuardedFiles) -> None:
         await files.stat(source)
         await files.mkdir(posixpath.dirname(target))
         await files.move(source, target, overwrite=True)
-        return {"entry": await _entry_at(files, target)}
+
+    await on_files(request, work)
+    return {"entry": await on_files(request, lambda files: _entry_at(files, target))}
 
 
 async def remove(request: Request, message: PathMessage) -> Message:
     """Remove a file or a directory with its content; one that is missing is no error."""
-    async with request.files() as files:
-        await files.remove(request.resolve(message.path), recursive=True, missing_ok=True)
+    path = request.resolve(message.path)
+    await on_files(request, lambda files: files.remove(path, recursive=True, missing_ok=True))
     return {}

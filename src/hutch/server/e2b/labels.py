@@ -3,6 +3,8 @@
 from hutch.errors import Invalid
 from hutch.keeper.boxes.records import BoxRecord
 
+SESSION = "e2b"
+"""The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
 PREFIX = "e2b."
 TEMPLATE = f"{PREFIX}template"
 """The template by which the sandbox was created. Boxes without it are no sandboxes."""
@@ -15,7 +17,8 @@ PRIVATE = "private"
 TIMEOUT = f"{PREFIX}timeout"
 """The timeout that it was created with, which it gets again when a request resumes it."""
 
-
+VOLUME = f"{PREFIX}volume"
+"""The volume whose content a box reads and writes for clients. Such a box is no sandbox."""
 SNAPSHOT = f"{PREFIX}snapshot"
 """The name of a snapshot, or `-`. A box with this label holds the files of a snapshot and is no sandbox."""
 SNAPSHOT_OF = f"{PREFIX}snapshot-of"

@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 ENVD_PORT = "49983"
 INTERPRETER_PORT = "49999"
-SESSION = "e2b"
-"""The session under which all of an owner's E2B clients hold their sandboxes: the protocol knows no sessions."""
 _CONTROL = frozenset({"sandboxes", "templates", "snapshots", "volumes", "volumecontent", "secrets"})
 HOMES = {"user": "/home/user", "root": "/root"}
 
@@ -51,7 +49,8 @@ class Request:
         self.sandbox = "" if controls else call.header("e2b-sandbox-id")
         """The sandbox that the request names; empty for the control plane."""
         self.port = call.header("e2b-sandbox-port") or ENVD_PORT
-        named = call.service.previews.hosts.parse(call.header("host")) if not self.sandbox else None
+        # The SDKs send the headers to a host name of the sandbox too. The name counts, because the door went by it.
+        named = call.service.previews.hosts.parse(call.header("host"))
         self.by_host = named is not None
         """Whether a host name of its own names it, at which no page of the server's is served."""
         if named is not None:
@@ -68,7 +67,7 @@ class Request:
 
     async def find(self) -> Live:
         """Return the sandbox of the request. NotFound for another owner's, and for boxes that are no sandboxes."""
-        if not is_box_id(self.sandbox):
+        if not is_box_id(self.sandbox) or self.sandbox in self.sandboxes.ending:
             raise self._missing()
         try:
             live = await find(self.call)
@@ -110,7 +109,11 @@ class Request:
     async def files(self) -> AsyncIterator[GuardedFiles]:
         """Use the sandbox's files with the rights of the call's user."""
         async with self.using() as box:
-            yield box.files if self.user in (None, box.spec.user) else box.files_as(self.user)
+            yield self.files_of(box)
+
+    def files_of(self, box: BoxHandle) -> GuardedFiles:
+        """Return the files of a box with the rights of the call's user."""
+        return box.files if self.user in (None, box.spec.user) else box.files_as(self.user)
 
     # --- the user --------------------------------------------------------------------------------------------
 

@@ -3,12 +3,18 @@
 import time
 
 from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.store.open_store import open_key
+from hutch.model.spec import TtlAction
 from hutch.server.e2b.credentials import Tokens
-from hutch.server.e2b.labels import TIMEOUT
+from hutch.server.e2b.labels import SESSION, TEMPLATE, TIMEOUT
 from hutch.server.e2b.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.streams import Streams
+from hutch.server.keyed_boxes import KeyedBoxes
 from hutch.server.service import Service
+
+MAX_ENDED = 10_000
+"""Sandboxes that have ended and are remembered, so that their host names say so."""
 
 
 class Sandboxes:
@@ -19,6 +25,19 @@ class Sandboxes:
         self.keeper = service.keeper
         self.tokens = Tokens(open_key(service.config))
         self.streams = Streams()
+        self.ending: set[str] = set()
+        """Sandboxes that are being killed: whose streams are told so must not find them alive when they ask."""
+        self.ended: dict[str, None] = {}
+        """Sandboxes that have ended, the oldest first. A restart forgets them."""
+        service.keeper.teardown.destroyed_hooks.append(self._remember)
+        self.readers = KeyedBoxes(service.keeper)
+        """The boxes that read and write the content of volumes."""
+
+    async def _remember(self, record: BoxRecord) -> None:
+        if TEMPLATE in record.spec.labels:
+            self.ended[record.id] = None
+            if len(self.ended) > MAX_ENDED:
+                del self.ended[next(iter(self.ended))]
 
     async def resume(self, live: Live, timeout: float | None = None) -> None:
         """Let a paused sandbox run again, and give it the time that it was created with."""
@@ -31,13 +50,21 @@ class Sandboxes:
         """Let the sandbox end at a Unix time; 0 for never."""
         await self.keeper.updater.set_ttl(live, max(1.0, at - live.record.created_at) if at else 0.0)
 
-    async def pause(self, live: Live) -> None:
-        """Freeze the sandbox without an end. What is connected to it is cut off, as by a machine that goes to sleep."""
+    async def pause(self, live: Live, *, halt: bool = False) -> None:
+        """Freeze the sandbox without an end. What is connected to it is cut off, as by a machine that goes to sleep.
+
+        With `halt` its processes end first.
+        """
         await self.streams.cut(live.record.id)
-        await self.keeper.pauser.pause(live, "paused by an E2B client")
+        await self.keeper.pauser.pause(live, "paused by an E2B client", halt=halt)
         await self.set_end(live, 0.0)
 
-    async def relabel(self, live: Live, labels: dict[str, str], *, ttl_sec: float) -> None:
+    async def relabel(
+        self, live: Live, labels: dict[str, str], *, ttl_sec: float, action: TtlAction = TtlAction.DESTROY
+    ) -> None:
         """Give a new fork labels and an end of its own, instead of those of the box that it was forked from."""
-        await self.keeper.updater.set_labels(live, labels)
-        await self.keeper.updater.set_ttl(live, ttl_sec)
+        updater = self.keeper.updater
+        await updater.set_labels(live, labels)
+        await updater.set_ttl(live, ttl_sec, action)
+        if live.record.spec.idle_timeout_sec:
+            await updater.change(live, SESSION, None, 0.0, {})

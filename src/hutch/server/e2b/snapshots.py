@@ -1,4 +1,4 @@
-"""Snapshots and forks: boxes that begin with the files of a sandbox. Processes are not part of either.
+"""Snapshots, checkpoints and forks: boxes that begin with the files of a sandbox. Processes are not part of either.
 
 A snapshot outlives its sandbox, so it is a box of its own: a fork in which nothing runs and that has no end. A sandbox
 that is created from it is a fork of that box.
@@ -15,13 +15,16 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.boxes import EventCause
+from hutch.model.ids import BoxId, is_box_id
 from hutch.model.record import encode_json
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
+from hutch.server.access import check_owner
 from hutch.server.e2b import labels, ports
 from hutch.server.e2b.errors import Answer, status_of, text_of
+from hutch.server.e2b.labels import SESSION
 from hutch.server.e2b.pages import page_of
-from hutch.server.e2b.requests import SESSION, Request
+from hutch.server.e2b.requests import Request
 from hutch.server.e2b.shapes import DEFAULT_TIMEOUT, Seconds
 
 MAX_FORKS = 20
@@ -112,15 +115,19 @@ async def delete(request: Request) -> Answer:
 
 
 async def fork_snapshot(request: Request, template: str) -> Live | None:
-    """Return a new box with the files of a snapshot; None if no snapshot has this id or name."""
-    found = _named(request, template)
-    if not found:
+    """Return a new box with the files of a snapshot, or of a checkpoint `BOX:CHECKPOINT`; None if it names neither."""
+    box_id, colon, checkpoint = template.partition(":")
+    if found := _named(request, template):
+        box_id, checkpoint = found[0].id, ""
+    elif not (colon and is_box_id(box_id)):
         return None
     keeper = request.call.keeper
-    live = await keeper.acquire(found[0].id, SESSION)
+    request.name_sandbox(box_id)
+    await check_owner(request.call)
+    live = await keeper.acquire(BoxId(box_id), SESSION)
     handle = BoxHandle(keeper, live, SESSION)
     try:
-        (made,) = await handle.fork(1)
+        (made,) = await handle.fork(1, checkpoint=checkpoint)
     finally:
         await handle.release()
     made.close()

@@ -10,7 +10,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Cut(Exception):
-    """The stream ends without its last message, so that the client sees a lost connection."""
+    """The stream ends because its sandbox does, or is paused."""
 
 
 class Streams:

@@ -1,31 +1,54 @@
-"""Templates: what `templateID` names, as the spec of a box."""
+"""Templates: what `templateID` names, as the spec of a box. Snapshots and checkpoints are in `snapshots.py`."""
 
-from hutch.errors import NotFound
+from hutch.errors import HutchError, NotFound, Unsupported
+from hutch.images import base
+from hutch.images.store import Store
 from hutch.keeper.keeper import Keeper
 from hutch.model.spec import NetworkMode, Spec
 
 HOME = "/home/user"
-BUILT_IN = {"base": "e2b", "code-interpreter-v1": "e2b", "desktop": "desktop"}
-"""From each template of the SDKs to the profile that it is a box of."""
+PROFILE = "e2b"
+BUILT_IN = {"base": base.BASE, "code-interpreter-v1": base.INTERPRETER}
+"""From each template of the SDKs to the image that `hutch image base` makes for it."""
+IMAGE = "oci:"
 
 
 async def resolve(keeper: Keeper, template: str) -> Spec:
-    """Return the spec of a template: a built-in one, or a profile of the configuration.
+    """Return the spec of a template: a built-in one, a profile of the configuration, or an image.
 
-    Raises NotFound for any other.
+    Raises NotFound for any other, and Unsupported for what this server cannot be.
     """
+    if template == "desktop":
+        raise Unsupported(
+            "there is no desktop on this server", remedy="name an image that has one, or a profile with such an image"
+        )
+    images = Store(keeper.config.state_dir / "images", keeper.config.images)
     if template in BUILT_IN:
-        return await _fitted(keeper, Spec(profile=BUILT_IN[template], workdir=HOME, user="user"))
+        image = next((name for name in (BUILT_IN[template], base.BASE) if _has(images, name)), None)
+        spec = Spec(profile=PROFILE, workdir=HOME, user="user", image=None if image is None else IMAGE + image)
+        return await _fitted(keeper, spec)
     if template in keeper.config.profiles:
         return await _fitted(keeper, Spec(profile=template, workdir=HOME))
+    if template.startswith(IMAGE) or _has(images, template):
+        return await _fitted(keeper, Spec(profile=PROFILE, workdir=HOME, image=IMAGE + template.removeprefix(IMAGE)))
     raise unknown(template)
 
 
 def unknown(template: str) -> NotFound:
     return NotFound(
         f"template '{template[:100]}' not found",
-        remedy=f"templates are {', '.join(BUILT_IN)}, profiles of the server's configuration, and snapshots",
+        remedy=f"templates are {', '.join(BUILT_IN)}, profiles of the server's configuration, images that it has, "
+        "snapshots, and checkpoints as BOX:CHECKPOINT",
     )
+
+
+def _has(images: Store, name: str) -> bool:
+    """Whether the server has an image of this name; what is no name of an image is none."""
+    try:
+        images.find(name)
+    except HutchError:
+        return False
+    return True
 
 
 async def _fitted(keeper: Keeper, spec: Spec) -> Spec:

@@ -10,6 +10,7 @@ from hutch.errors import FileFailed, FileTooLarge, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import encode_json
+from hutch.server.e2b.agent_files import ReplayedPieces, on_files
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.filesystem import ATTRIBUTES, resolved
 from hutch.server.e2b.multipart import parts_of
@@ -36,27 +37,30 @@ async def serve(request: Request, send: Send) -> Answer | None:
 
 
 async def _download(request: Request, send: Send) -> Answer | None:
-    """Send a file, or the part of it that a Range names; compressed if the client accepts only that."""
     path = request.resolve(request.query.get("path", ""))
-    async with request.files() as files:
-        info = await resolved(files, path)
-        if info.kind is FileKind.DIRECTORY:
-            raise Invalid(f"path '{path}' is a directory")
-        headers = {**DOWNLOAD_HEADERS, "content-type": BYTES, "accept-ranges": "bytes"}
-        chosen = byte_range(request.call.header("range"), info.size) if info.size else None
-        if chosen is not None and chosen[0] >= info.size:
-            return Answer(416, b"", (("content-range", f"bytes */{info.size}"),))
-        first, last = chosen or (0, info.size - 1)
-        status, length = 206 if chosen else 200, last - first + 1
-        if chosen:
-            headers["content-range"] = f"bytes {first}-{last}/{info.size}"
-        content = _content(files, path, first, length, info)
-        if not chosen and _wants_gzip(request):
-            headers["content-encoding"] = "gzip"
-            content = _compressed(content)
-        elif _is_sized(info):
-            headers["content-length"] = str(length)
-        await _send(send, status, headers, content)
+    return await on_files(request, lambda files: send_file(request, send, files, path))
+
+
+async def send_file(request: Request, send: Send, files: GuardedFiles, path: str) -> Answer | None:
+    """Send a file, or the part of it that a Range names; compressed if the client accepts only that."""
+    info = await resolved(files, path)
+    if info.kind is FileKind.DIRECTORY:
+        raise Invalid(f"path '{path}' is a directory")
+    headers = {**DOWNLOAD_HEADERS, "content-type": BYTES, "accept-ranges": "bytes"}
+    chosen = byte_range(request.call.header("range"), info.size) if info.size else None
+    if chosen is not None and chosen[0] >= info.size:
+        return Answer(416, b"", (("content-range", f"bytes */{info.size}"),))
+    first, last = chosen or (0, info.size - 1)
+    status, length = 206 if chosen else 200, last - first + 1
+    if chosen:
+        headers["content-range"] = f"bytes {first}-{last}/{info.size}"
+    content = _content(files, path, first, length, info)
+    if not chosen and _wants_gzip(request):
+        headers["content-encoding"] = "gzip"
+        content = _compressed(content)
+    elif _is_sized(info):
+        headers["content-length"] = str(length)
+    await _send(send, status, headers, content)
     return None
 
 
@@ -114,31 +118,35 @@ async def _upload(request: Request) -> Answer:
     """Write one or several files; directories above them are created, and files that exist are overwritten."""
     kind = request.call.header("content-type")
     limit = request.call.service.config.server.max_upload_mb << 20
-    pieces = _decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
+    pieces = decoded(request.call.header("content-encoding"), request.call.pieces(limit), limit)
     path, metadata = request.query.get("path", ""), _metadata(request)
     written: list[dict[str, object]] = []
-    async with request.files() as files:
-        if kind.startswith("multipart/form-data"):
-            async with aclosing(parts_of(kind, pieces)) as parts:
-                async for part in parts:
-                    if part.name == "file":
-                        written.append(await _write(request, files, path or part.filename, part.content, metadata))
-        elif kind.startswith(BYTES):
-            if not path:
-                raise Invalid("an upload of plain bytes needs the query parameter path")
-            written.append(await _write(request, files, path, pieces, metadata))
-        else:
-            raise Invalid(f"an upload is multipart/form-data or {BYTES}, not {kind[:100]!r}")
+    if kind.startswith("multipart/form-data"):
+        async with aclosing(parts_of(kind, pieces)) as parts:
+            async for part in parts:
+                if part.name == "file":
+                    written.append(await _write(request, path or part.filename, part.content, metadata))
+    elif kind.startswith(BYTES):
+        if not path:
+            raise Invalid("an upload of plain bytes needs the query parameter path")
+        written.append(await _write(request, path, pieces, metadata))
+    else:
+        raise Invalid(f"an upload is multipart/form-data or {BYTES}, not {kind[:100]!r}")
     return Answer(200, encode_json(written), (("content-type", "application/json"),))
 
 
 async def _write(
-    request: Request, files: GuardedFiles, name: str, content: AsyncIterator[bytes], metadata: dict[str, str]
+    request: Request, name: str, content: AsyncIterator[bytes], metadata: dict[str, str]
 ) -> dict[str, object]:
     if not name:
         raise Invalid("the file has no path: give the query parameter path, or a filename of the part")
     path = request.resolve(name)
-    await files.overwrite(path, content, prefix=ATTRIBUTES, attributes=metadata)
+    pieces = ReplayedPieces(content)
+    await on_files(
+        request,
+        lambda files: files.overwrite(path, pieces.attempt(), prefix=ATTRIBUTES, attributes=metadata),
+        path,
+    )
     written: dict[str, object] = {"path": path, "name": posixpath.basename(path), "type": "file"}
     return written | ({"metadata": metadata} if metadata else {})
 
@@ -158,7 +166,7 @@ def _metadata(request: Request) -> dict[str, str]:
     return found
 
 
-async def _decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:
+async def decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a body that may be compressed; a bomb is refused at the size of the largest upload."""
     if encoding.lower() in ("", "identity"):
         async for piece in pieces:

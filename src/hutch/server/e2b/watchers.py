@@ -138,8 +138,7 @@ class Watchers:
 
     async def create(self, request: Request, message: WatchMessage) -> Message:
         """Begin to collect the events of a directory."""
-        watchers = self._of(request.sandbox)
-        if len(watchers) >= MAX_WATCHERS:
+        if len(self._of(request.sandbox)) >= MAX_WATCHERS:
             raise QuotaExceeded(f"a sandbox has at most {MAX_WATCHERS} watchers", remedy="remove some")
         watcher = Watcher(request, message)
         try:
@@ -148,7 +147,7 @@ class Watchers:
             watcher.close()
             raise
         name = secrets.token_hex(8)
-        watchers[name] = watcher
+        self._of(request.sandbox)[name] = watcher  # Another request may have forgotten an empty collection meanwhile.
         return {"watcherId": name}
 
     async def events(self, request: Request, message: WatcherMessage) -> Message:

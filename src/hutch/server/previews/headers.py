@@ -93,6 +93,11 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, we
     return kept
 
 
+def as_written(name: bytes) -> bytes:
+    """Return a header's name as people write it, for programs that compare names letter by letter."""
+    return b"-".join(part.capitalize() for part in name.split(b"-"))
+
+
 def response_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit) -> Headers:
     """Return the headers of a box's answer as the visitor gets them."""
     pairs = [(name.lower(), value) for name, value in received]

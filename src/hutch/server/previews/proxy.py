@@ -14,7 +14,7 @@ import httptools
 from hutch.errors import HutchError, PortClosed
 from hutch.keeper.access.ports import BoxStream
 from hutch.logs import log
-from hutch.server.previews.headers import Headers, Visit, is_valid, request_headers, response_headers
+from hutch.server.previews.headers import Headers, Visit, as_written, is_valid, request_headers, response_headers
 from hutch.server.request import ClientDisconnected, Receive, Scope, Send
 
 Connect = Callable[[], Awaitable[BoxStream]]
@@ -134,7 +134,10 @@ def _request_head(scope: Scope, visit: Visit, *, last: bool) -> tuple[bytes, boo
     elif length:
         headers.append((b"content-length", length[0]))
     headers.append((b"connection", b"close" if last else b"keep-alive"))
-    lines = [method.encode() + b" " + target + b" HTTP/1.1", *(name + b": " + value for name, value in headers)]
+    lines = [
+        method.encode() + b" " + target + b" HTTP/1.1",
+        *(as_written(name) + b": " + value for name, value in headers),
+    ]
     return b"\r\n".join(lines) + b"\r\n\r\n", chunked or bool(length and int(length[0]))
 
 

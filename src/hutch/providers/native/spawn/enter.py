@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
@@ -72,14 +73,20 @@ class MountEntry:
         os._exit(0)
 
     def _mount(self, tree: int) -> None:
-        """Mount on an empty directory, made if need be: a file that the box keeps under that name is never covered."""
+        """Mount a directory on an empty one, made if need be: a file that the box keeps there is never covered.
+
+        A file is mounted on the file of the system that it stands for.
+        """
         parent, _, name = self._host_mount.target.rpartition("/")
         above = kernel.openat2(kernel.AT_FDCWD, parent, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
-        with suppress(FileExistsError):  # the next lines check what is there
-            os.mkdir(name, 0o755, dir_fd=above)
-        place = kernel.openat2(above, name, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
-        if os.listdir(place):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._host_mount.target)
+        if stat.S_ISREG(os.fstat(tree).st_mode):
+            place = kernel.openat2(above, name, os.O_PATH, kernel.RESOLVE_NO_SYMLINKS)
+        else:
+            with suppress(FileExistsError):  # the next lines check what is there
+                os.mkdir(name, 0o755, dir_fd=above)
+            place = kernel.openat2(above, name, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
+            if os.listdir(place):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._host_mount.target)
         kernel.move_mount(tree, place, "")
         # Threat: the box renames the directory meanwhile, and puts another in its place. Once it is a mount point,
         # rename(2) refuses that (EBUSY).
