@@ -108,7 +108,7 @@ INTERPRETER = """
 import asyncio, socket, ssl, sys, urllib.request
 resolve = socket.getaddrinfo  # In place of a wildcard entry of one's DNS.
 socket.getaddrinfo = lambda host, *rest, **more: resolve(
-    "127.0.0.1" if str(host).endswith("hutch.test") else host, *rest, **more
+    "127.0.0.1" if "hutch.test" in str(host) else host, *rest, **more
 )
 from e2b import AsyncSandbox
 from e2b_code_interpreter import Sandbox
