@@ -17,6 +17,7 @@ packages=(
   bubblewrap          # a peer to measure beside, and what the sample provider makes boxes with
   postgresql          # the store that several machines share; the tests start a server of their own
   file git procps python3-pip adduser  # what commands in the tests call
+  zsh fish            # shells that read their completion scripts
   docker-registry     # images: the tests start one of their own, on loopback
   apache2-utils       # htpasswd, for a registry that asks who comes
   busybox-static      # the smallest image that can do something

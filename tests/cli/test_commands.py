@@ -1,8 +1,10 @@
 """The commands beside `run` and `shell`: help, version, configuration, profiles, providers, completion, doctor."""
 
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -142,15 +144,16 @@ def test_flags_that_make_no_sense(words: str) -> None:
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
 def test_the_completion_script_is_valid(shell: str, tmp_path: Path) -> None:
-    """Each shell that is installed reads its script without complaint; every command and option is in all of them."""
+    """Each shell reads its script without complaint; every command and option is in all of them."""
     script = {"bash": completion.bash, "zsh": completion.zsh, "fish": completion.fish}[shell]()
     assert all(name in script for name in COMMANDS)
     assert "profile" in script and "timeout" in script
-    if shutil.which(shell):
-        file = tmp_path / "script"
-        file.write_text(script)
-        check = subprocess.run([shell, "-n", str(file)], capture_output=True, timeout=60)
-        assert (check.returncode, check.stderr) == (0, b"")
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed: run `make setup` as root")
+    file = tmp_path / "script"
+    file.write_text(script)
+    check = subprocess.run([shell, "-n", str(file)], capture_output=True, timeout=60)
+    assert (check.returncode, check.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -169,17 +172,60 @@ def test_the_completion_script_is_valid(shell: str, tmp_path: Path) -> None:
 )
 def test_bash_completes(line: list[str], expected: set[str], tmp_path: Path) -> None:
     """The function itself, asked as bash asks it; names of profiles come from the configuration."""
-    script = tmp_path / "script"
-    script.write_text(completion.bash())
-    words = " ".join(f"'{word}'" for word in line)
-    ask = f"""
-      hutch() {{ {sys.executable} -m hutch.cli.main "$@"; }}
-      source {script}; COMP_WORDS=({words}); COMP_CWORD={len(line) - 1}; _hutch; printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, timeout=60, check=True)
-    found = set(done.stdout.decode().split())
+    found = _completed(" ".join(line), tmp_path)
     assert expected <= found
     assert all(word.startswith(line[-1]) for word in found)
+
+
+def _completed(line: str, directory: Path) -> set[str]:
+    """What bash offers in place of the last word, from its last colon on, as bash itself splits words."""
+    script = directory / "script"
+    script.write_text(completion.bash())
+    ask = f"""
+      hutch() {{ {sys.executable} -m hutch.cli.main "$@"; }}
+      source {script}; COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)}; _hutch; printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, timeout=60, check=True)
+    return set(done.stdout.decode().splitlines()) - {""}
+
+
+@pytest.mark.slow
+def test_bash_completes_boxes_and_the_paths_in_them(tmp_path: Path) -> None:
+    """`hutch box cp` knows boxes and what is in them; a wrong box or path offers nothing."""
+    made = hutch("box", "create", "--name", "completed").stdout.decode().strip()
+    try:
+        hutch("box", "exec", made, "--", "sh", "-c", "mkdir -p src/deep .hidden; touch src/one 'src/two words' seen")
+        for line, expected in (
+            ("hutch box cp comp", {"completed:"}),
+            ("hutch box cp ./x completed:", {"src/", "seen"}),
+            ("hutch box cp completed:s", {"src/", "seen"}),
+            ("hutch box cp completed:.", {".hidden/"}),
+            ("hutch box cp completed:/workspace/src/", {"/workspace/src/deep/", "/workspace/src/one",
+             r"/workspace/src/two\ words"}),
+            ("hutch box cp completed:no/such/", set()),
+            ("hutch box cp nobody:", set()),
+        ):  # fmt: skip
+            assert _completed(line, tmp_path) == expected, line
+        assert "completed" in _completed("hutch box exec comp", tmp_path)
+    finally:
+        hutch("box", "destroy", made)
+
+
+def test_bash_completes_images(tmp_path: Path) -> None:
+    """Names of images have colons, at which bash splits words; they are known wherever an image is named."""
+    archive = tmp_path / "root.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    assert hutch("image", "import", str(archive), "tabbed/one:1").returncode == 0
+    try:
+        stored = next(name for name in hutch("image", "list", "--names").stdout.decode().split() if "tabbed" in name)
+        assert _completed("hutch run --image oci", tmp_path) >= {stored}
+        assert _completed(f"hutch run --image {stored[:-1]}", tmp_path) == {"1"}
+        plain = stored.removeprefix("oci:")
+        for command in ("show", "export", "remove"):
+            assert plain in _completed(f"hutch image {command} {plain[:3]}", tmp_path)
+    finally:
+        hutch("image", "remove", "tabbed/one:1")
 
 
 def test_net_and_network_are_one_option() -> None:

@@ -1,15 +1,19 @@
-"""`hutch shell` and `hutch run -t` on a real pseudo-terminal."""
+"""Commands on a real pseudo-terminal: `hutch shell`, `hutch run -t`, tables, and the progress of long work."""
 
+import io
 import os
 import signal
 import subprocess
+import sys
+import tarfile
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_process import TIMEOUT, hutch, read_until, set_size, started
+from tests.cli.cli_process import TIMEOUT, Killed, hutch, read_until, set_size, started
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +87,90 @@ def test_a_table_fits_its_terminal() -> None:
         assert name in hutch("box", "list").stdout.decode()
     finally:
         hutch("box", "destroy", "--force", name)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+AT_ONCE = """
+from hutch.cli import live_output, main
+live_output.PROGRESS_DELAY_SECONDS = 0
+main.main()
+"""
+"""Hutch, which shows the progress of the shortest work too."""
+
+
+@contextmanager
+def errors_on_terminal(*words: str) -> Iterator[tuple[Killed, int]]:
+    """A call whose standard error alone is a terminal, and our end of it; input is a pipe."""
+    ours, theirs = os.openpty()
+    set_size(ours, 33, 101)
+    try:
+        with Killed([sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs) as process:
+            os.close(theirs)
+            yield process, ours
+    finally:
+        os.close(ours)
+
+
+@pytest.fixture
+def box() -> Iterator[str]:
+    made = hutch("box", "create", "--disk", "256").stdout.decode().strip()
+    yield made
+    hutch("box", "destroy", made)
+
+
+def test_a_copy_from_a_pipe_says_how_much_has_come(box: str) -> None:
+    """While the source still writes, the bytes that have come are shown; the terminal is clean afterwards."""
+    with errors_on_terminal("-m", "hutch.cli.main", "box", "cp", "-", f"{box}:all") as (process, screen):
+        assert process.stdin is not None
+        process.stdin.write(b"x" * 3_000_000)
+        process.stdin.flush()
+        read_until(screen, b", 3.0 MB")
+        process.stdin.close()
+        assert b"\r\x1b[Khutch: copied 3.0 MB" in read_until(screen, b"copied 3.0 MB"), "progress was left behind"
+        assert process.wait(TIMEOUT) == 0
+
+
+def test_copies_count_their_bytes(box: str, tmp_path: Path) -> None:
+    """Files and trees, into a box and out of it: the bytes that are done, and of how many where that is known."""
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    for name in ("one", "deep/two"):
+        (tree / name).write_bytes(os.urandom(2_000_000))
+    for source, target, shown in (
+        (str(tree), f"{box}:tree", b"4.0 MB of 4.0 MB (100 %)"),
+        (str(tree / "one"), f"{box}:one", b"2.0 MB of 2.0 MB (100 %)"),
+        (f"{box}:one", str(tmp_path / "back"), b"2.0 MB of 2.0 MB (100 %)"),
+        (f"{box}:tree", str(tmp_path / "all"), b"4.0 MB"),
+    ):
+        with errors_on_terminal("-c", AT_ONCE, "box", "cp", source, target) as (process, screen):
+            lines = (read_until(screen, shown) + read_until(screen, b"copied")).decode().split("\r")
+            assert max(map(len, lines)) < 101 + len("\x1b[K"), "a line is wider than the terminal"
+            assert process.wait(TIMEOUT) == 0
+    assert (tmp_path / "back").read_bytes() == (tree / "one").read_bytes()
+
+
+def test_an_import_says_how_much_was_read(tmp_path: Path) -> None:
+    """An archive in a pipe shows what has come, one in a file shows of how many, and then that it is unpacked."""
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        entry = tarfile.TarInfo("data")
+        entry.size = 4 << 20
+        archive.addfile(entry, io.BytesIO(os.urandom(4 << 20)))
+    packed = held.getvalue()
+    with errors_on_terminal("-m", "hutch.cli.main", "image", "import", "-", "piped") as (process, screen):
+        assert process.stdin is not None
+        process.stdin.write(packed[: 3 << 20])
+        process.stdin.flush()
+        read_until(screen, b"importing -: ")
+        read_until(screen, b" MB")
+        process.stdin.write(packed[3 << 20 :])
+        process.stdin.close()
+        assert process.wait(TIMEOUT) == 0
+    (tmp_path / "root.tar").write_bytes(packed)
+    words = ("image", "import", str(tmp_path / "root.tar"), "whole")
+    with errors_on_terminal("-c", AT_ONCE, *words) as (process, screen):
+        read_until(screen, b" MB read, unpacking its layers")
+        assert process.wait(TIMEOUT) == 0
+    silent = hutch("image", "import", str(tmp_path / "root.tar"), "silent")
+    assert (silent.returncode, silent.stderr) == (0, b""), "progress is for terminals"

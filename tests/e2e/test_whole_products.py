@@ -154,13 +154,22 @@ def _shout(bot: LangBot, agent: str, text: str = "again") -> str:
 @pytest.mark.proof
 @pytest.mark.timeout(2400)
 def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
-    """AstrBot's chat uses its sandbox tools on Hutch, over a restart of Hutch; each chat has a box of its own (P21)."""
-    version = ASTRBOT.partition("==")[2]
+    """AstrBot's chat uses its sandbox tools and an MCP server on Hutch, over a restart of Hutch (P21).
+
+    Each chat has a box of its own, and the MCP server has one.
+    """
+    version, key = ASTRBOT.partition("==")[2], server.key("user", "bot")
     sandbox = {
         "booter": "shipyard", "shipyard_endpoint": f"http://127.0.0.1:{port}/shipyard",
-        "shipyard_access_token": server.key("user", "bot"), "shipyard_ttl": 3600, "shipyard_max_sessions": 10,
+        "shipyard_access_token": key, "shipyard_ttl": 3600, "shipyard_max_sessions": 10,
     }  # fmt: skip
-    bot = AstrBot(python_of(ASTRBOT), directory, sandbox)
+    program = {"command": "python3", "args": ["-c", MCP_SERVER]}
+    server.tcp(key).good("POST", "/v1/mcp-servers", {"name": "mini", "definition": program})
+    mcp_server = {
+        "transport": "streamable_http", "url": f"http://127.0.0.1:{port}/mcp/servers/mini",
+        "headers": {"Authorization": f"Bearer {key}"},
+    }  # fmt: skip
+    bot = AstrBot(python_of(ASTRBOT), directory, sandbox, {"mini": mcp_server})
     upload = directory / "upload.txt"
     upload.write_text("from AstrBot\n")
     begun = time.monotonic()
@@ -184,6 +193,12 @@ def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
         assert json.loads(told[4])["data"]["stdout"] == "from AstrBot", told[4]
         assert json.loads(told[5])["data"]["pid"], told[5]
         assert "rror" not in told[6], told[6]
+        while "shout" not in bot.model.offered:  # AstrBot connects to its MCP servers while it answers already.
+            bot.run_tools("chat-1", ("astrbot_execute_shell", {"command": "true"}))
+        (shouted,) = bot.run_tools("chat-1", ("shout", {"text": "loud"}))
+        assert "LOUD" in shouted, shouted
+        shown = server.tcp(key).good("GET", "/v1/mcp-servers/mini")
+        assert shown["box"] in {box["id"] for box in _boxes(server)}, shown
         other = bot.run_tools("chat-2", ("astrbot_execute_shell", {"command": "ls kept.txt"}))
         assert json.loads(other[0])["data"]["return_code"] != 0, "another chat sees the files"
         boxes = len(_boxes(server))
@@ -197,13 +212,18 @@ def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
         )
         assert json.loads(again[0])["data"]["stdout"] == "from AstrBot\nlate", again[0]
         assert "42" in again[1]
+        # This release does not begin a new MCP session by itself when the server says that the old one is gone.
+        bot.reconnect_mcp_server("mini")
+        (shouted,) = bot.run_tools("chat-1", ("shout", {"text": "again"}))
+        assert "AGAIN" in shouted, shouted
     finally:
         bot.end()
     proofs.write(
         "astrbot", product=ASTRBOT, door="/shipyard", booter="shipyard",
         why_this_release="the newest that this Python can install; from 4.14.7 on AstrBot needs Python 3.12",
         start_sec=started, seconds=round(time.monotonic() - begun, 1), boxes=boxes, tools=bot.model.offered,
-        restart="files of the chat were there again",
+        mcp="a stdio server in a box, called by the chat's model through Hutch's HTTP endpoint",
+        restart="files of the chat were there again, and the MCP server after it was switched on again in AstrBot",
     )  # fmt: skip
 
 

@@ -112,11 +112,12 @@ def _calls(message: dict[str, Any]) -> list[Any]:
 class AstrBot:
     """One AstrBot in a directory of its own."""
 
-    def __init__(self, python: Path, directory: Path, sandbox: dict[str, Any]) -> None:
+    def __init__(self, python: Path, directory: Path, sandbox: dict[str, Any], mcp_servers: dict[str, Any]) -> None:
         self._bin = python.parent
         self._directory = directory
         self._port = free_port()
         self._sandbox = sandbox
+        self._mcp_servers = mcp_servers
         self.model = Model()
         self._token = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -171,6 +172,15 @@ class AstrBot:
         assert len(self.model.results) == len(calls), (told[-3000:], self.log())
         return self.model.results
 
+    def reconnect_mcp_server(self, name: str) -> None:
+        """Switch an MCP server on again, as an operator does in the dashboard."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=CHAT_SECONDS)
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
+        connection.request("POST", "/api/tools/mcp/update", json.dumps({"name": name, "active": True}), headers)
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        assert answer["status"] == "ok", (answer, self.log())
+
     def _configure(self, version: str) -> None:
         """Make the files of `astrbot init`, which would also download the dashboard's pages, which nobody needs."""
         (self._directory / ".astrbot").touch()
@@ -199,6 +209,7 @@ class AstrBot:
         }]  # fmt: skip
         config["provider_settings"] |= {"computer_use_runtime": "sandbox"}
         config["provider_settings"]["sandbox"] |= self._sandbox
+        (self._directory / "data/mcp_server.json").write_text(json.dumps({"mcpServers": self._mcp_servers}))
         (self._directory / "data/cmd_config.json").write_text(json.dumps(config), encoding="utf-8-sig")
 
     def _logged_in(self) -> bool:

@@ -41,12 +41,15 @@ def test_langbots_directories_are_configured_as_shown(tmp_path: Path) -> None:
 def test_astrbots_endpoints_are_doors() -> None:
     """The paths of the endpoints are served by this server."""
     with serving() as server:
-        client = server.tcp()
-        for block in blocks("astrbot.md", "json"):
-            sandbox = json.loads(block)["sandbox"]
+        client = server.tcp(server.key("user", "guide"))
+        *sandboxes, mcp = [json.loads(block) for block in blocks("astrbot.md", "json")]
+        for shown in sandboxes:
+            sandbox = shown["sandbox"]
             endpoint = sandbox.get("shipyard_neo_endpoint") or sandbox["shipyard_endpoint"]
             path = endpoint.removeprefix("http://127.0.0.1:7300")
             assert client.call("GET", f"{path}/health").status == 200
+        path = mcp["mcpServers"]["time"]["url"].removeprefix("http://127.0.0.1:7300")
+        assert "time" in client.call("POST", path, {}).json()["message"], "the endpoint of MCP servers is elsewhere"
 
 
 def test_the_program_runs() -> None:

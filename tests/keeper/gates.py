@@ -57,6 +57,11 @@ class GatedStore(MemoryStore):
         await self.gates.passed("all")
         return records
 
+    async def by_name(self, owner: str, name: str) -> BoxRecord | None:
+        named = await super().by_name(owner, name)
+        await self.gates.passed("by_name")
+        return named
+
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         written = await super().put_note(kind, key, body, new=new)
         await self.gates.passed("put_note")

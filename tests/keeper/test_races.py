@@ -288,10 +288,10 @@ async def test_a_name_is_given_once(pooled: bool, tmp_path: Path) -> None:
     async with opened(engine, tmp_path, store=store, pool=pool) as hutch:
         while sum(hutch._keeper.pool.waiting().values()) < len(pool):
             await asyncio.sleep(0.01)
-        gate = store.gates.shut("all")
+        gate = store.gates.shut("by_name")
         late = asyncio.create_task(hutch.create(name="web"))
         await gate.reached.wait()
-        store.gates.spare("all")
+        store.gates.spare("by_name")
         box = await hutch.create(name="web", memory_mb=99)
         gate.open.set()
         with pytest.raises(Conflict, match="called web"):
@@ -306,10 +306,10 @@ async def test_a_name_is_not_given_to_two_boxes_that_are_renamed(tmp_path: Path)
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         one, other = await hutch.create(), await hutch.create()
-        gate = store.gates.shut("all")
+        gate = store.gates.shut("by_name")
         late = asyncio.create_task(one.rename("web"))
         await gate.reached.wait()
-        store.gates.spare("all")
+        store.gates.spare("by_name")
         await other.rename("web")
         gate.open.set()
         with pytest.raises(Conflict, match="called web"):

@@ -165,6 +165,26 @@ async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:
     await store.close()
 
 
+async def test_boxes_are_found_by_name_and_by_the_beginning_of_an_id(opened: Open) -> None:
+    """Both are exact: nothing in them is a pattern, and other owners' boxes are not found."""
+    store = opened()
+    boxes = sorted((record() for _ in range(3)), key=lambda box: box.id)
+    boxes[0] = boxes[0].but(spec=boxes[0].spec.but(name="web_1"))
+    for box in boxes:
+        await store.insert(box, event(box, "created"))
+    owner = boxes[0].owner
+    assert await store.by_name(owner, "web_1") == boxes[0]
+    for text in ("", "web", "web%1", "web.1", boxes[0].id):
+        assert await store.by_name(owner, text) is None
+    assert await store.by_name("somebody else", "web_1") is None
+    assert await store.by_prefix(owner, "") == tuple(boxes)
+    assert await store.by_prefix(owner, boxes[1].id[:12]) == (boxes[1],)
+    for text in ("%", "_" * len(boxes[0].id), "*", boxes[1].id + "0"):
+        assert await store.by_prefix(owner, text) == ()
+    assert await store.by_prefix("somebody else", "") == ()
+    await store.close()
+
+
 async def test_a_name_is_given_once_to_the_boxes_of_an_owner(opened: Open) -> None:
     """The store decides, when it writes the record, who gets a name that several ask for (lesson 3)."""
     store = opened()

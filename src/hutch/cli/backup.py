@@ -27,7 +27,7 @@ class Backup(CliCommand):
         from hutch.keeper.backup import write_backup
 
         config, file = load_config(arguments), Path(arguments.file)
-        async with progress(f"backing up {config.state_dir}") as state:
+        with progress(f"backing up {config.state_dir}") as state:
             manifest = await asyncio.to_thread(
                 write_backup, config.state_dir, file, images=not arguments.no_images, progress=state.report
             )
@@ -53,7 +53,7 @@ class Restore(CliCommand):
         from hutch.keeper.backup import read_backup
 
         config, file = load_config(arguments), Path(arguments.file)
-        async with progress(f"restoring {file}") as state:
+        with progress(f"restoring {file}") as state:
             manifest = await asyncio.to_thread(read_backup, file, config.state_dir, progress=state.report)
         if arguments.json:
             emit_json({"state_dir": str(config.state_dir), **manifest.to_plain()})

@@ -1,12 +1,17 @@
 """`hutch completion`: scripts for shells, generated from the parsers of the commands."""
 
 import argparse
+import posixpath
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.cli.output import emit_json
 from hutch.cli.parsers import CliCommand, parser_of
+from hutch.errors import HutchError
+from hutch.model.files import FileKind
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -19,8 +24,17 @@ _VALUE_COMMANDS = {
     "image": "hutch image list --names",
 }
 """Commands that list the values of an argument when it is completed: configuration and store decide them."""
-_BOX_SIDES = "hutch box list --names | sed s/$/:/"
-"""Both sides of `hutch box cp` may be BOX:PATH."""
+_IMAGE_NAMES = "hutch image list --names | sed s/^oci://"
+_VALUE_COMMANDS_OF = {
+    "image show": {"name": _IMAGE_NAMES},
+    "image export": {"name": _IMAGE_NAMES},
+    "image remove": {"images": _IMAGE_NAMES},
+    "image build": {"base": _IMAGE_NAMES},
+}
+"""The same for arguments whose names mean something else in other commands."""
+_WITH_PATHS = "box cp"
+"""The command whose arguments may be BOX:PATH; their values depend on the word that is being completed."""
+MAX_PATHS = 1000
 
 
 class Completion(CliCommand):
@@ -34,15 +48,50 @@ install:
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("shell", choices=SHELLS)
+        parser.add_argument("shell", choices=SHELLS, nargs="?", default="bash")
+        parser.add_argument("--paths", metavar="WORD", help="list what BOX:PATH can go on with; the scripts ask this")
 
-    def run(self, arguments: argparse.Namespace) -> int:
+    async def run_async(self, arguments: argparse.Namespace) -> int:
+        if arguments.paths is not None:
+            return await _list_paths(arguments)
         script = {"bash": bash, "zsh": zsh, "fish": fish}[arguments.shell]()
         if arguments.json:
             emit_json({"shell": arguments.shell, "script": script})
         else:
             print(script, end="")
         return 0
+
+
+async def _list_paths(arguments: argparse.Namespace) -> int:
+    """Print the words that a beginning of BOX:PATH can become: boxes, or entries of a directory in a box.
+
+    A person who completes a word wants no error messages, so there is just nothing to choose from.
+    """
+    from hutch.cli.connect import open_hutch
+
+    box_name, colon, path = arguments.paths.partition(":")
+    found: list[str] = []
+    with suppress(HutchError):
+        async with open_hutch(arguments) as hutch:
+            if not colon:
+                names = [name for box in await hutch.boxes() for name in (box.spec.name, box.id) if name]
+                found = [f"{name}:" for name in names if name.startswith(box_name)]
+            else:
+                directory, slash, beginning = path.rpartition("/")
+                box = await hutch.observe((await hutch.find(box_name)).id)
+                entries = await box.files.list(f"{directory}{slash}" or ".")
+                found = [
+                    f"{box_name}:{directory}{slash}{name}{'/' if entry.kind is FileKind.DIRECTORY else ''}"
+                    for entry in entries
+                    if (name := posixpath.basename(entry.path)).startswith(beginning)
+                    and (beginning or not name.startswith("."))
+                ]
+    shown = [word for word in found[:MAX_PATHS] if word.isprintable()]
+    if arguments.json:
+        emit_json({"paths": shown})
+    else:
+        sys.stdout.writelines(f"{word}\n" for word in shown)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +104,8 @@ class Option:
     values: tuple[str, ...] = ()
     value_command: str = ""
     files: bool = False
+    paths: bool = False
+    """Whether it is BOX:PATH or a local path."""
 
 
 def commands() -> list[str]:
@@ -67,15 +118,15 @@ def options(command: str) -> Iterator[Option]:
     _, parser = parser_of(*command.split())
     for action in parser._actions:  # argparse has no public way to ask a parser what it knows
         name = action.dest
+        value_commands = {**_VALUE_COMMANDS, **_VALUE_COMMANDS_OF.get(command, {})}
         yield Option(
             flags=tuple(action.option_strings),
             help=(action.help or "").replace("'", "").replace("%%", "%"),
             takes_value=action.nargs != 0,
             values=tuple(map(str, action.choices or ())),
-            value_command=_BOX_SIDES
-            if command == "box cp" and not action.option_strings and action.nargs != 0
-            else _VALUE_COMMANDS.get(name, ""),
+            value_command=value_commands.get(name, ""),
             files=name in _FILE_ARGUMENTS,
+            paths=command == _WITH_PATHS and not action.option_strings,
         )
 
 
@@ -87,19 +138,37 @@ def bash() -> str:
     return f"""\
 # bash completion for hutch; made by `hutch completion bash`
 _hutch() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= words= i
+  # Words are split at blanks only: bash also splits them at colons, which boxes and images have.
+  local line=${{COMP_LINE:0:COMP_POINT}} command= words= cur prev last i
+  local -a args
+  read -ra args <<< "$line"
+  [[ $line == *[[:blank:]] ]] && args+=('')
+  last=$((${{#args[@]}} - 1)) cur=${{args[last]}} prev=${{args[last-1]}}
   COMPREPLY=()
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    case ${{COMP_WORDS[i]}} in
+  for ((i = 1; i < last; i++)); do
+    case ${{args[i]}} in
       --) COMPREPLY=($(compgen -A command -- "$cur")); return ;;
       --config) ((i++)) ;;
       -*) ;;
       *) case $command in
-           '') command=${{COMP_WORDS[i]}} ;;
-           {"|".join(groups)}) command="$command ${{COMP_WORDS[i]}}" ;;
+           '') command=${{args[i]}} ;;
+           {"|".join(groups)}) command="$command ${{args[i]}}" ;;
          esac ;;
     esac
   done
+  _hutch_values
+  # What stands before the last colon is on the line already.
+  if [[ $cur == *:* && $COMP_WORDBREAKS == *:* ]]; then
+    COMPREPLY=("${{COMPREPLY[@]#"${{cur%"${{cur##*:}}"}}"}}")
+  fi
+}}
+_hutch_values() {{
+  if [[ $command == '{_WITH_PATHS}' && $cur != -* ]]; then
+    mapfile -t COMPREPLY < <(hutch completion --paths "$cur" 2>/dev/null)
+    for i in "${{!COMPREPLY[@]}}"; do printf -v "COMPREPLY[i]" %q "${{COMPREPLY[i]}}"; done
+    compopt -o nospace 2>/dev/null
+    return
+  fi
   case "$command $prev" in
 {values}
   esac
@@ -139,13 +208,18 @@ def _bash_values() -> Iterator[tuple[str, str]]:
 
 def zsh() -> str:
     cases = "\n".join(
-        f"    '{name}') _arguments -S {' '.join(_zsh_argument(option) for option in options(name))} '*::: :_normal' ;;"
-        for name in commands()
+        f"    '{name}') _arguments -S {' '.join(_zsh_arguments(name))} '*::: :_normal' ;;" for name in commands()
     )
     groups = "\n".join(f"    {group}) commands=({_zsh_described(actions)}) ;;" for group, actions in GROUPS.items())
     return f"""\
 #compdef hutch
 # zsh completion for hutch; made by `hutch completion zsh`
+_hutch_paths() {{
+  local -a found
+  found=("${{(@f)$(hutch completion --paths "$PREFIX" 2>/dev/null)}}")
+  compadd -S '' -a found
+  [[ $PREFIX == *:* ]] || _files
+}}
 _hutch() {{
   local -a commands
   commands=({_zsh_described(COMMANDS)})
@@ -181,14 +255,27 @@ def _zsh_described(commands: Mapping[str, tuple[str, str]]) -> str:
     return " ".join(f'"{name}:{text}"' for name, (_, text) in commands.items())
 
 
-def _zsh_argument(option: Option) -> str:
+def _zsh_arguments(command: str) -> Iterator[str]:
+    position = 0
+    for option in options(command):
+        if option.flags:
+            yield _zsh_option(option)
+            continue
+        position += 1
+        if option.paths:
+            yield f"'{position}:value:_hutch_paths'"
+        elif option.values:
+            yield f"'{position}:value:({' '.join(option.values)})'"
+        elif option.value_command:
+            yield f'"{position}:value:($({option.value_command} 2>/dev/null))"'
+
+
+def _zsh_option(option: Option) -> str:
     values = ""
     if option.takes_value:
         choice = " ".join(option.values) or (f"$({option.value_command} 2>/dev/null)" if option.value_command else "")
         values = f":value:({choice})" if choice else ":value:_files" if option.files else ":value:"
     text = option.help.replace("[", "(").replace("]", ")").replace(":", " ")
-    if not option.flags:
-        return f"'1{values}'" if option.values else f'"1{values}"' if option.value_command else ""
     quote = '"' if option.value_command else "'"
     text = text.replace("`", "")
     return " ".join(f"{quote}*{flag}[{text}]{values}{quote}" for flag in option.flags)
@@ -197,10 +284,13 @@ def _zsh_argument(option: Option) -> str:
 def fish() -> str:
     lines = ["# fish completion for hutch; made by `hutch completion fish`", "complete -c hutch -f"]
     for name, (_, text) in COMMANDS.items():
-        lines.append(f"complete -c hutch -n __fish_use_subcommand -a {name} -d '{text}'")
+        lines.append(f"complete -c hutch -n __fish_use_subcommand -a {name} -d {_fish_quoted(text)}")
     for group, actions in GROUPS.items():
         none_yet = f"__fish_seen_subcommand_from {group}; and not __fish_seen_subcommand_from {' '.join(actions)}"
-        lines += [f'complete -c hutch -n "{none_yet}" -a {name} -d "{text}"' for name, (_, text) in actions.items()]
+        lines += [
+            f'complete -c hutch -n "{none_yet}" -a {name} -d {_fish_quoted(text)}'
+            for name, (_, text) in actions.items()
+        ]
     for name in commands():
         lines += [_fish_line(name, option) for option in options(name)]
     return "\n".join(lines) + "\n"
@@ -214,6 +304,12 @@ def _fish_line(command: str, option: Option) -> str:
     if option.flags and option.takes_value:
         line += " -r" if option.files else " -x"
     choice = " ".join(option.values) or (f"({option.value_command} 2>/dev/null)" if option.value_command else "")
-    if choice:
+    if option.paths:
+        line += " -F -a '(hutch completion --paths (commandline -ct) 2>/dev/null)'"
+    elif choice:
         line += f" -a '{choice}'"
-    return f"{line} -d '{option.help}'" if option.help else line
+    return f"{line} -d {_fish_quoted(option.help)}" if option.help else line
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,11 +1,12 @@
 """Output that is redrawn on a terminal: a table that is watched, and the progress of long work."""
 
-import asyncio
 import os
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO
 
 from hutch.cli.output import byte_size
 from hutch.model.durations import format_seconds
@@ -13,6 +14,7 @@ from hutch.model.durations import format_seconds
 REDRAW_SECONDS = 1.0
 PROGRESS_DELAY_SECONDS = 0.5
 """Work that is done sooner shows no progress."""
+REDRAW_PROGRESS_SECONDS = 0.2
 
 
 class LiveTable:
@@ -37,15 +39,24 @@ class Progress:
     def __init__(self) -> None:
         self.done = 0
         self.total = 0
+        self.last_step = ""
+        """What is done after the last byte, if that takes long."""
 
     def report(self, done: int, total: int) -> None:
         """Take over both numbers; a thread may call this."""
         self.done, self.total = done, total
 
-    def text(self, what: str, seconds: float) -> str:
-        text = f"{what}: {format_seconds(int(seconds))}"
+    def add(self, count: int) -> None:
+        """Count more bytes; those that only frame a stream never make it more than all."""
+        done = self.done + count
+        self.done = min(done, self.total) if self.total else done
+
+    def text(self, seconds: float) -> str:
+        text = format_seconds(int(seconds))
         if self.total and not self.done:
             text += f", {byte_size(self.total)} in all"
+        elif self.last_step and self.done == self.total:
+            text += f", {byte_size(self.total)} read, {self.last_step}"
         elif self.total:
             text += f", {byte_size(self.done)} of {byte_size(self.total)} ({100 * self.done // self.total} %)"
         elif self.done:
@@ -53,30 +64,52 @@ class Progress:
         return text
 
 
-@asynccontextmanager
-async def progress(what: str) -> AsyncIterator[Progress]:
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
     """Show one line on standard error while the work goes on; without a terminal, nothing."""
     state = Progress()
     if not os.isatty(2):
         yield state
         return
-    drawing = asyncio.create_task(_draw(what, state))
+    done = threading.Event()
+    # A thread draws, because some work blocks this one.
+    drawing = threading.Thread(target=_draw, args=(what, state, done), name="hutch-progress", daemon=True)
+    drawing.start()
     try:
         yield state
     finally:
-        drawing.cancel()
-        with suppress(asyncio.CancelledError):
-            await drawing
+        done.set()
+        drawing.join()
 
 
-async def _draw(what: str, state: Progress) -> None:
+def _draw(what: str, state: Progress, done: threading.Event) -> None:
     began = time.monotonic()
-    await asyncio.sleep(PROGRESS_DELAY_SECONDS)
-    try:
-        while True:
-            sys.stderr.write(f"\r\x1b[K{state.text(what, time.monotonic() - began)}")
-            sys.stderr.flush()
-            await asyncio.sleep(0.2)
-    finally:
-        sys.stderr.write("\r\x1b[K")
+    if done.wait(PROGRESS_DELAY_SECONDS):
+        return
+    ended = False
+    while not ended:
+        ended = done.wait(REDRAW_PROGRESS_SECONDS)
+        sys.stderr.write(f"\r\x1b[K{_fitting(what, state.text(time.monotonic() - began))}")
         sys.stderr.flush()
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
+
+
+def _fitting(what: str, numbers: str) -> str:
+    """Shorten what is said about the work to the width of the terminal: a line that wraps could not be redrawn."""
+    room = max(10, os.get_terminal_size(2).columns - len(numbers) - 3)
+    shown = what if len(what) <= room else f"{what[: room - 1]}…"
+    return f"{shown}: {numbers}"
+
+
+class CountedFile:
+    """A file whose reader is told how much of it was read."""
+
+    def __init__(self, file: BinaryIO, state: Progress) -> None:
+        self._file = file
+        self._state = state
+
+    def read(self, count: int = -1, /) -> bytes:
+        data = self._file.read(count)
+        self._state.add(len(data))
+        return data

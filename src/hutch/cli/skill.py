@@ -70,7 +70,7 @@ class Install(CliCommand):
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:
-            async with progress(f"installing {arguments.source}"):
+            with progress(f"installing {arguments.source}"):
                 options = _source_options(arguments)
                 skill = await hutch.skills.install(arguments.source, digest=arguments.digest, **options)
         _show_changed(skill, as_json=arguments.json)

@@ -17,7 +17,7 @@ import msgspec
 from hutch.errors import HutchError, Invalid, NotFound, Refused
 from hutch.images import manifests, prune
 from hutch.images.layers import tar_entries, unpack
-from hutch.images.layers.decompression import DecompressedStream
+from hutch.images.layers.decompression import DecompressedStream, Readable
 from hutch.images.layers.install import assemble, assemble_bytes, install_layer, layer_record, plain_config
 from hutch.images.layers.tar_entries import Reader
 from hutch.images.layers.unpack import safe_name
@@ -174,7 +174,7 @@ def open_file(path: str) -> BinaryIO:
     return file
 
 
-def import_stream(store: Store, file: BinaryIO, name: str = "", platform: Platform | None = None) -> tuple[Image, ...]:
+def import_stream(store: Store, file: Readable, name: str = "", platform: Platform | None = None) -> tuple[Image, ...]:
     """Import from an open file, which need not be seekable."""
     with prune.cleaned_on_refusal(store), store.lock_shared():
         prune.sweep(store)
@@ -187,7 +187,7 @@ def import_stream(store: Store, file: BinaryIO, name: str = "", platform: Platfo
             return (_import_root(store, spool, work, name),)
 
 
-def _spool(file: BinaryIO, path: str, store: Store) -> None:
+def _spool(file: Readable, path: str, store: Store) -> None:
     """Write the decompressed archive to a file, so that its members can be found again."""
     stream = DecompressedStream(file, store.settings.bounds)
     with open(path, "xb") as spool:

@@ -19,11 +19,10 @@ from hutch.cli.output import byte_size, emit_json, note
 from hutch.cli.parsers import CliCommand
 from hutch.errors import FileFailed, FileMissing, HutchError, Invalid, NotDirectory
 from hutch.model.files import FileKind
+from hutch.providers.guest_client.transfers import observed
 
 if TYPE_CHECKING:
     from hutch.api import Hutch
-
-WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ async def _copy(arguments: argparse.Namespace, source: End, target: End) -> int:
     async with open_hutch(arguments) as hutch:
         source_box = await _open_end(hutch, source)
         target_box = await _open_end(hutch, target)
-        async with progress(f"copying {arguments.source} to {arguments.target}") as state:
+        with progress(f"copying {arguments.source} to {arguments.target}") as state:
             if source_box is None and target_box is not None:
                 return await _copy_in(source, target_box, target.path, state)
             if target_box is None and source_box is not None:
@@ -102,17 +101,17 @@ async def _copy_in(source: End, box: Box, path: str, state: Progress) -> int:
         return (await box.files.write(path, _count(stdio.read_pieces(0), state))).size
     state.total = await asyncio.to_thread(size_of, source.path)
     into = _inside(source.path, path) if await _is_directory(box, path) else path
-    return await box.files.copy_in(source.path, into)
+    with observed(state.add):
+        return await box.files.copy_in(source.path, into)
 
 
 async def _copy_out(box: Box, path: str, target: End, state: Progress) -> int:
     if not target.is_pipe:
         into = _inside(path, target.path) if os.path.isdir(target.path) else target.path
-        watching = asyncio.create_task(_watch_size(into, state))
-        try:
+        found = await box.files.stat(path)
+        state.total = found.size if found.kind is FileKind.FILE else 0
+        with observed(state.add):
             return await box.files.copy_out(path, into)
-        finally:
-            watching.cancel()
     sink = stdio.Sink(1)
     try:
         async for piece in _count(box.files.open(path), state):
@@ -132,18 +131,10 @@ async def _between(source_box: Box, source: str, target_box: Box, target: str, s
         return state.done
     with tempfile.TemporaryDirectory(prefix="hutch-cp-") as here:
         middle = os.path.join(here, "tree")
-        await source_box.files.copy_out(source, middle)
-        return await target_box.files.copy_in(middle, into)
-
-
-async def _watch_size(path: str, state: Progress) -> None:
-    """Let the progress show how much of a copy is here already."""
-    while True:
-        await asyncio.sleep(WATCH_SECONDS)
-        try:
-            state.done = await asyncio.to_thread(size_of, path)
-        except OSError:  # A file of the tree was replaced while it was counted.
-            continue
+        with observed(state.add):
+            await source_box.files.copy_out(source, middle)
+            state.report(0, await asyncio.to_thread(size_of, middle))
+            return await target_box.files.copy_in(middle, into)
 
 
 def _inside(source: str, directory: str) -> str:
@@ -161,7 +152,7 @@ async def _is_directory(box: Box, path: str) -> bool:
 
 async def _count(pieces: AsyncIterator[bytes], state: Progress) -> AsyncIterator[bytes]:
     async for piece in pieces:
-        state.done += len(piece)
+        state.add(len(piece))
         yield piece
 
 
@@ -190,7 +181,7 @@ examples:
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:
             box = await attach_box(hutch, arguments)
-            async with progress(f"exporting {arguments.box}"):
+            with progress(f"exporting {arguments.box}"):
                 with _caller_file("export"):
                     moved = await box.export(arguments.file)
         if arguments.json:
@@ -225,7 +216,7 @@ examples:
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments, grace=arguments.keep) as hutch:
             changes = {"profile": arguments.profile, "image": arguments.image, "name": arguments.name}
-            async with progress(f"importing {arguments.file}") as state:
+            with progress(f"importing {arguments.file}") as state:
                 with _caller_file("import"):
                     state.total = await asyncio.to_thread(size_of, arguments.file)
                     box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)

@@ -8,12 +8,13 @@ import time
 from typing import Any
 
 from hutch.cli.connect import load_config
+from hutch.cli.live_output import CountedFile, progress
 from hutch.cli.output import byte_size, emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import HutchError, Invalid
 from hutch.images import manifests, prune, references, uses
-from hutch.images.archives import export, import_path, import_stream
+from hutch.images.archives import export, import_path, import_stream, open_file
 from hutch.images.manifests import Stored
 from hutch.images.store import Image, Store
 from hutch.model.durations import format_seconds
@@ -99,10 +100,15 @@ class Import(CliCommand):
     def run(self, arguments: argparse.Namespace) -> int:
         store = open_images(load_config(arguments))
         platform = manifests.parse_platform(arguments.platform) if arguments.platform else None
-        if arguments.path == "-":
-            images = import_stream(store, sys.stdin.buffer, arguments.name, platform)
-        else:
-            images = import_path(store, os.path.abspath(arguments.path), arguments.name, platform)
+        with progress(f"importing {arguments.path}") as state:
+            if arguments.path == "-":
+                images = import_stream(store, CountedFile(sys.stdin.buffer, state), arguments.name, platform)
+            elif os.path.isdir(arguments.path):
+                images = import_path(store, os.path.abspath(arguments.path), arguments.name, platform)
+            else:
+                with open_file(os.path.abspath(arguments.path)) as file:
+                    state.total, state.last_step = os.fstat(file.fileno()).st_size, "unpacking its layers"
+                    images = import_stream(store, CountedFile(file, state), arguments.name, platform)
         if arguments.json:
             emit_json({"images": [image_facts(store, image) for image in images]})
         else:

@@ -14,18 +14,16 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
     exact = await store.get(BoxId(text))
     if exact is not None and exact.owner == owner:
         return exact
-    boxes = [record for record in await store.all() if record.owner == owner]
-    for record in boxes:
-        if text in (record.id, record.spec.name) and text:
-            return record
-    found = [record for record in boxes if len(text) >= SHORTEST_PREFIX and record.id.startswith(text)]
+    if text and (named := await store.by_name(owner, text)) is not None:
+        return named
+    found = await store.by_prefix(owner, text) if len(text) >= SHORTEST_PREFIX else ()
     if len(found) == 1:
         return found[0]
     if found:
         raise Invalid(
             f"{text!r} begins the ids of {len(found)} boxes",
-            details={"boxes": sorted(record.id for record in found)},
-            remedy=f"write more of it: {', '.join(sorted(record.id for record in found)[:5])}",
+            details={"boxes": [record.id for record in found]},
+            remedy=f"write more of it: {', '.join(record.id for record in found[:5])}",
         )
     raise await _not_found(store, text, owner)
 
@@ -41,13 +39,13 @@ async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, 
             details={"field": "name"},
             remedy="letters, digits and _ . - only, 63 at most, a letter or digit first",
         )
-    for record in await store.all():
-        if record.owner == owner and record.spec.name == name and record.id != but:
-            raise Conflict(
-                f"box {record.id} is called {name} already",
-                details={"box": record.id, "name": name},
-                remedy="choose another name, or rename or destroy that box",
-            )
+    record = await store.by_name(owner, name)
+    if record is not None and record.id != but:
+        raise Conflict(
+            f"box {record.id} is called {name} already",
+            details={"box": record.id, "name": name},
+            remedy="choose another name, or rename or destroy that box",
+        )
 
 
 async def _not_found(store: Store, text: str, owner: str) -> NotFound:

@@ -102,13 +102,18 @@ class PostgresStore:
         return await self.connections.run(work)
 
     async def get(self, box_id: BoxId) -> BoxRecord | None:
-        body = await self.connections.run(lambda db, _: _body(db, "SELECT body FROM hutch.boxes WHERE id = %s", box_id))
-        return None if body is None else from_store(body, self._seal)
+        return await self._one("SELECT body FROM hutch.boxes WHERE id = %s", box_id)
 
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
-        query = "SELECT body FROM hutch.boxes WHERE owner = %s AND key = %s"
-        body = await self.connections.run(lambda db, _: _body(db, query, owner, key))
-        return None if body is None else from_store(body, self._seal)
+        return await self._one("SELECT body FROM hutch.boxes WHERE owner = %s AND key = %s", owner, key)
+
+    async def by_name(self, owner: str, name: str) -> BoxRecord | None:
+        return await self._one("SELECT body FROM hutch.boxes WHERE owner = %s AND name = %s", owner, name)
+
+    async def by_prefix(self, owner: str, prefix: str) -> tuple[BoxRecord, ...]:
+        query = "SELECT body FROM hutch.boxes WHERE owner = %s AND starts_with(id, %s) ORDER BY id"
+        rows = await self.connections.run(lambda db, _: db.execute(query, (owner, prefix)).fetchall())
+        return tuple(from_store(_bytes(body), self._seal) for (body,) in rows)
 
     async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
         if known is None:
@@ -182,6 +187,10 @@ class PostgresStore:
     def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
         key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
         return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
+
+    async def _one(self, query: str, *values: str) -> BoxRecord | None:
+        body = await self.connections.run(lambda db, _: _body(db, query, *values))
+        return None if body is None else from_store(body, self._seal)
 
 
 def _taken(record: BoxRecord, error: psycopg.errors.UniqueViolation) -> Conflict:

@@ -78,6 +78,14 @@ class SqliteStore:
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         return await self._one("SELECT body FROM boxes WHERE owner = ? AND key = ?", (owner, key))
 
+    async def by_name(self, owner: str, name: str) -> BoxRecord | None:
+        return await self._one("SELECT body FROM boxes WHERE owner = ? AND name = ?", (owner, name))
+
+    async def by_prefix(self, owner: str, prefix: str) -> tuple[BoxRecord, ...]:
+        query = "SELECT body FROM boxes WHERE owner = ? AND substr(id, 1, ?) = ? ORDER BY id"
+        rows = await self._do(lambda db: db.execute(query, (owner, len(prefix), prefix)).fetchall(), long=True)
+        return tuple(from_store(body, self._seal) for (body,) in rows)
+
     async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
         if known is None:
             rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)

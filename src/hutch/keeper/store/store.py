@@ -48,6 +48,11 @@ class Store(Protocol):
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         """Return the box that was created with this idempotency key."""
 
+    async def by_name(self, owner: str, name: str) -> BoxRecord | None: ...
+
+    async def by_prefix(self, owner: str, prefix: str) -> tuple[BoxRecord, ...]:
+        """Return the owner's boxes whose ids begin with `prefix`, in the order of their ids."""
+
     async def all(self, known: "Known | None" = None) -> tuple[BoxRecord, ...]:
         """Return every record. Those that `known` has in the stored version are neither read nor decoded."""
 
@@ -128,6 +133,14 @@ class MemoryStore:
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         box_id = self._keys.get((owner, key))
         return None if box_id is None else self._boxes.get(box_id)
+
+    async def by_name(self, owner: str, name: str) -> BoxRecord | None:
+        named = (box for box in self._boxes.values() if (box.owner, box.spec.name) == (owner, name))
+        return next(named, None) if name else None
+
+    async def by_prefix(self, owner: str, prefix: str) -> tuple[BoxRecord, ...]:
+        found = [box for box in self._boxes.values() if box.owner == owner and box.id.startswith(prefix)]
+        return tuple(sorted(found, key=lambda box: box.id))
 
     async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
         return tuple(self._boxes.values())
