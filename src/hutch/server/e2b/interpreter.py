@@ -155,6 +155,7 @@ async def _next_line(request: Request, queue: "asyncio.Queue[Line | BaseExceptio
 async def _run(request: Request, body: ExecuteBody, queue: "asyncio.Queue[Line | BaseException | None]") -> None:
     try:
         async with request.using() as box:
+            await request.sandboxes.sudo.ensure(box)
             async with aclosing(_lines(box, body)) as lines:
                 async for line in lines:
                     await queue.put(line)
