@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from hutch.server.dashboard.pages import load
-from tests.dashboard.browsing import WAIT_MS, Visitor, visiting
+from tests.dashboard.browsing import WAIT_MS, Visitor, press, visiting
 from tests.dashboard.sample import Sample
 from tests.dashboard.test_pages import PAGES, TABS
 from tests.proofs import ROOT
@@ -36,9 +36,15 @@ def test_axe_finds_no_serious_problem(visitor: Visitor, sample: Sample, theme: s
     page = visitor.sign_in(sample.admin)
     page.evaluate("(theme) => localStorage.setItem('hutch', JSON.stringify({theme}))", theme)
     found: list[str] = []
-    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in TABS), "/skills/greeting", "/mcp-servers/clock"):
+    boxed = (*TABS, "/terminal")
+    dialogs = {"/boxes": "New box", "/apps": "New app", "/keys": "New key", "/skills": "Install a skill"}
+    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in boxed), "/skills/greeting", "/mcp-servers/clock"):
         visitor.go(path)
         _settled(page)
+        if path in dialogs:
+            press(page, dialogs[path])
+            page.get_by_role("dialog").wait_for()
+            expect(page.locator(".loading")).to_have_count(0)
         # By the debugger, which the page's policy does not bind.
         visitor.context.new_cdp_session(page).send("Runtime.evaluate", {"expression": AXE.read_text()})
         report = page.evaluate("axe.run(document, {resultTypes: ['violations']})")

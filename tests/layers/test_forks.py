@@ -125,3 +125,17 @@ async def test_only_a_fork_can_be_merged() -> None:
         await box.start("sleep 100")
         with pytest.raises(Conflict, match="working"):
             await box.merge(fork.id)
+
+
+async def test_a_merge_removes_an_attribute_that_the_fork_has_removed() -> None:
+    """A directory that stays a directory is as in the fork afterwards: found by a history of `test_model`."""
+    mark = "import os; os.setxattr('d', 'user.k', b'1')"
+    unmark = "import os; os.rmdir('d'); os.mkdir('d')"
+    look = "import os; print(os.listxattr('d'))"
+    async with Hutch() as hutch, hutch.box() as box:
+        assert (await box.exec(["python3", "-c", f"import os; os.mkdir('d'); {mark}"])).ok
+        (fork,) = await box.fork()
+        assert (await fork.exec(["python3", "-c", unmark])).ok
+        assert (await box.merge(fork.id)).paths == ("/workspace/d",)
+        assert (await box.exec(["python3", "-c", look])).stdout == "[]\n"
+        await fork.destroy()

@@ -17,7 +17,7 @@ class Way(StrEnum):
     COPY = "copy"
     """Processes ran, so the box stood still while what it had changed was copied."""
     COMMIT = "commit"
-    """The engine made an image of the box."""
+    """The engine switches no layers, so all that the box had changed was copied to a volume of the engine."""
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):

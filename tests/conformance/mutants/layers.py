@@ -1,9 +1,12 @@
 """Mutants whose states of files are not what they were."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 from hutch.errors import HutchError
 from hutch.model.layers import Change
+from hutch.model.spec import Order
+from hutch.providers.base import Instance, InstanceRecord
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance
 
 
@@ -78,3 +81,60 @@ class BelievesInEveryState(Mutant):
         @property
         def layers(self) -> Any:
             return _Trusting(self.inner.layers)
+
+
+class _Forgetful(MutantLayers):
+    async def drop(self, keep: tuple[str, ...]) -> None:
+        await self.inner.drop(())
+
+
+class DropsEverything(Mutant):
+    kills = ("layers.drop",)
+
+    class Box(MutantInstance):
+        @property
+        def layers(self) -> Any:
+            return _Forgetful(self.inner.layers)
+
+
+class ForksNothing(Mutant):
+    """A fork is a new box, and empty."""
+
+    kills = ("layers.fork",)
+
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
+    ) -> tuple[Instance, str]:
+        return await self.create(order, planned), await state
+
+
+class _Idle(MutantLayers):
+    async def merge(self, *_: Any) -> tuple[str, ...]:
+        return ()
+
+
+class MergesNothing(Mutant):
+    kills = ("layers.merge",)
+
+    class Box(MutantInstance):
+        @property
+        def layers(self) -> Any:
+            return _Idle(self.inner.layers)
+
+
+class _Careless(MutantLayers):
+    async def merge(self, *arguments: Any) -> tuple[str, ...]:
+        try:
+            merged: tuple[str, ...] = await self.inner.merge(*arguments)
+        except HutchError:
+            return ()
+        return merged
+
+
+class HidesConflicts(Mutant):
+    kills = ("layers.conflict",)
+
+    class Box(MutantInstance):
+        @property
+        def layers(self) -> Any:
+            return _Careless(self.inner.layers)

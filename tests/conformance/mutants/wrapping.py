@@ -1,6 +1,6 @@
 """The native provider behind hooks: a mutant overrides one of them, and names the checks that have to notice."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, ClassVar
 
 from hutch.api import Files
@@ -162,6 +162,13 @@ class Mutant(Provider):
     async def create(self, order: Order, planned: InstanceRecord) -> Instance:
         self.made.append(planned)
         return self.Box(await self.inner.create(self.order(order), planned), self)
+
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
+    ) -> tuple[Instance, str]:
+        self.made.append(planned)
+        fork, start = await self.inner.fork(order, planned, source, state)
+        return self.Box(fork, self), start
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> Instance:
         return self.Box(await self.inner.attach(record, spec), self)

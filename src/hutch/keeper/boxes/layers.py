@@ -233,7 +233,7 @@ class LayerKeeper:
         theirs = await self._layers(fork).freeze(await self._keep(fork))
         kept = self._kept_checkpoints(live.record)
         frozen = await self._layers(live).freeze(await self._keep(live, kept))
-        if frozen.way is not Way.SWITCH:
+        if frozen.way is Way.COPY:
             raise Conflict(
                 f"box {live.record.id} is working", op="merge", remedy="wait for its jobs, or end them, and merge again"
             )

@@ -67,6 +67,8 @@ class BoxParameters(NamedTuple):
     walled: bool
     """Whether the runtime runs the box under a kernel of its own."""
     dialect: Dialect
+    generation: str = ""
+    """Which of the box's volumes are mounted (`labels.volume`)."""
 
 
 def is_persistent(spec: EffectiveSpec) -> bool:
@@ -213,7 +215,7 @@ def _mounts(order: Order, parameters: BoxParameters) -> list[dict[str, Any]]:
     ]
     for part, place in kept(order.spec).items():
         read_only = place == WORKSPACE and order.spec.workspace.mode is MountMode.RO
-        name = labels.volume(order.box_id, part)
+        name = labels.volume(order.box_id, part, parameters.generation)
         found.append(
             {
                 "Type": "volume",
@@ -243,6 +245,13 @@ def kept(spec: EffectiveSpec) -> dict[str, str]:
         return {}
     own = spec.workspace.source == "own" and spec.workspace.mode is not MountMode.NONE
     return {"home": HOME, **({"workspace": WORKSPACE} if own else {})}
+
+
+def layered(spec: EffectiveSpec, image: ImageFacts) -> list[str]:
+    """Return the directories besides the root that belong to the states of a box's files. /tmp does not."""
+    taken = {WORKSPACE, HOME, "/tmp", *(mount.target for mount in spec.mounts)}
+    own = spec.workspace.source == "own" and spec.workspace.mode is MountMode.RW
+    return [HOME, *([WORKSPACE] if own else []), *(path for path in image.volumes if path not in taken)]
 
 
 def _ulimits(limits: dict[str, int]) -> list[dict[str, Any]]:

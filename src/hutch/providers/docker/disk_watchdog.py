@@ -72,5 +72,9 @@ class DiskWatchdog:
         layer = await self._engine.layer_bytes(self._container)
         return layer + (await self._engine.volume_bytes(self._volumes) if self._volumes else 0)
 
+    def follow(self, volumes: list[str]) -> None:
+        """Watch these volumes from now on."""
+        self._volumes = volumes
+
     def close(self) -> None:
         self._task.cancel()

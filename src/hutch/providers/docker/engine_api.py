@@ -6,12 +6,14 @@ from typing import Any
 
 from hutch.errors import HutchError, Unavailable
 from hutch.providers.docker.endpoint import Endpoint
-from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
+from hutch.providers.docker.engine_http import TIMEOUT, EngineHttp, EngineRefused, Upload
 
 OLDEST = (1, 40)
 """The oldest API version that has everything we send: that of Docker 19.03."""
 NEWEST = (1, 47)
 REMOVAL_TIMEOUT = 30.0
+COPY_TIMEOUT = 600.0
+"""Seconds for a request that reads or writes all files of a box."""
 
 Json = dict[str, Any]
 
@@ -104,12 +106,27 @@ class Engine:
             text, raw = text + raw[8 : 8 + size], raw[8 + size :]
         return (text or raw).decode("utf-8", "replace").strip()[-500:]
 
-    async def put_archive(self, name: str, path: str, tar: bytes) -> None:
-        await self.call("PUT", f"/containers/{name}/archive", query={"path": path}, body=tar)
+    async def put_archive(self, name: str, path: str, tar: bytes | Upload) -> None:
+        timeout = COPY_TIMEOUT if isinstance(tar, Upload) else TIMEOUT
+        await self.call("PUT", f"/containers/{name}/archive", query={"path": path}, body=tar, timeout=timeout)
 
     async def get_archive(self, name: str, path: str) -> bytes:
         await self.meet()
         return await self.http.raw("GET", f"/containers/{name}/archive", query={"path": path})
+
+    async def archive_pieces(self, name: str, path: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of an archive that may be large."""
+        await self.meet()
+        async for piece in self.http.pieces("GET", f"/containers/{name}/archive", query={"path": path}):
+            yield piece
+
+    async def changes(self, name: str) -> dict[str, bool]:
+        """Return the paths that a container has changed, added or removed, and whether its image has them too."""
+        found = await self.call("GET", f"/containers/{name}/changes", timeout=COPY_TIMEOUT)
+        return {str(each["Path"]): each.get("Kind") != 1 for each in found or ()}
+
+    async def rename(self, name: str, new: str) -> None:
+        await self.call("POST", f"/containers/{name}/rename", query={"name": new})
 
     async def pause(self, name: str) -> None:
         await self._unless("already paused", "POST", f"/containers/{name}/pause")

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 from hutch import http1
@@ -24,6 +24,13 @@ MAX_LINE = 8 << 20
 _PIECE = 1 << 20
 
 Speaker = TypeVar("Speaker", bound=asyncio.BaseProtocol)
+
+
+class Upload(NamedTuple):
+    """A body that is too large for memory."""
+
+    size: int
+    pieces: AsyncIterator[bytes]
 
 
 class EngineRefused(EngineError):
@@ -68,7 +75,7 @@ class EngineHttp:
         timeout: float | None = TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Send a request and return its answer's JSON. A `body` of bytes (a tar) is sent as it is, else as JSON."""
+        """Send a request and return its answer's JSON. A `body` of bytes, or an upload, is a tar; else it is JSON."""
         whole = await self._whole(method, path, query, body, timeout, headers)
         try:
             return json.loads(whole) if whole else None
@@ -98,6 +105,42 @@ class EngineHttp:
                     raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
         self._check(head.status, bytes(collected), method, path)
         return bytes(collected)
+
+    async def pieces(
+        self, method: str, path: str, *, query: Mapping[str, object] | None = None, timeout: float = 3600.0
+    ) -> AsyncIterator[bytes]:
+        """Send a request and yield its answer's bytes as they come."""
+        async with self._asked(method, path, query, None, timeout, None) as (head, source):
+            refusal = b""
+            async for piece in http1.read_body(source, head):
+                if head.status < 300:
+                    yield piece
+                elif len(refusal) < MAX_LINE:
+                    refusal += piece
+            self._check(head.status, refusal, method, path)
+
+    @asynccontextmanager
+    async def upgraded(self, path: str, body: object) -> AsyncIterator[tuple[http1.Source, asyncio.StreamWriter]]:
+        """Send a request after which the connection carries the bytes of a program, both ways."""
+        content = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "tcp"}
+        reader, writer = await self._connect()
+        try:
+            writer.write(self.head("POST", path, None, len(content), headers) + content)
+            source = _StreamSource(reader)
+            async with asyncio.timeout(TIMEOUT):
+                # This is no `http1.read_head`, for which a switch of protocols (101) is never the last answer.
+                raw = await reader.readuntil(b"\r\n\r\n")
+            status = http1.parse_head(raw[:-4]).status
+            if status not in (101, 200):
+                self._check(status, await source.receive(), "POST", path)
+            yield source, writer
+        except HutchError:
+            raise
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:  # a timeout is an OSError too
+            raise _unreachable(self.endpoint, error) from error
+        finally:
+            writer.transport.abort()
 
     async def lines(
         self,
@@ -174,10 +217,12 @@ class EngineHttp:
     ) -> AsyncIterator[tuple[http1.Head, http1.Source]]:
         """Send a request on a connection of its own, which stays open while the answer is read."""
         content, kind = (body, "application/x-tar") if isinstance(body, bytes) else (b"", "application/json")
-        if body is not None and not content:
+        upload = body if isinstance(body, Upload) else None
+        if body is not None and not content and upload is None:
             content = json.dumps(body).encode()
-        sent = {"Content-Type": kind, **(headers or {})} if content else headers
-        head = self.head(method, path, query, None if method == "GET" else len(content), sent)
+        size, kind = (upload.size, "application/x-tar") if upload is not None else (len(content), kind)
+        sent = {"Content-Type": kind, **(headers or {})} if size else headers
+        head = self.head(method, path, query, None if method == "GET" else size, sent)
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(timeout):
@@ -186,6 +231,10 @@ class EngineHttp:
                 for start in range(0, len(content), _PIECE):
                     writer.write(content[start : start + _PIECE])
                     await writer.drain()
+                if upload is not None:
+                    async for piece in upload.pieces:
+                        writer.write(piece)
+                        await writer.drain()
                 source = _StreamSource(reader)
                 yield await http1.read_head(source), source
         except HutchError:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,6 +22,9 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 
+if TYPE_CHECKING:
+    from hutch.providers.docker.layers import ContainerLayers, LayerParts
+
 
 class Traits(NamedTuple):
     """The traits of a container that depend on the engine and its runtime."""
@@ -34,6 +38,16 @@ class Traits(NamedTuple):
     pty: bool
     blind: bool
     """Whether its first process is invisible to us, so that the engine is asked when it ends."""
+
+
+class Reached(NamedTuple):
+    """A container, and how it is reached."""
+
+    record: InstanceRecord
+    connect: Callable[[], Awaitable[Link]]
+    root_guest: Callable[[str], Awaitable[Link]]
+    facts: BoxCounters
+    traits: Traits
 
 
 class _CountersWithDisk:
@@ -52,20 +66,20 @@ class ContainerInstance(BundledInstance):
 
     def __init__(
         self,
-        record: InstanceRecord,
+        reached: Reached,
         spec: EffectiveSpec,
         engine: Engine,
-        connect: Callable[[], Awaitable[Link]],
-        root_guest: Callable[[str], Awaitable[Link]],
-        facts: BoxCounters,
-        traits: Traits,
+        layer_parts: "Callable[[ContainerInstance], LayerParts]",
         *,
         lived: bool,
     ) -> None:
         """`lived` says that something may have run in it."""
-        super().__init__(record, spec, connect, facts, root_guest=root_guest)
+        record, traits, facts = reached.record, reached.traits, reached.facts
+        super().__init__(record, spec, reached.connect, facts, root_guest=reached.root_guest)
         self._engine = engine
         self._traits = traits
+        self._layer_parts = layer_parts
+        self._clocks: dict[str, float | None] = {}
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None
         kept = record.data.get("volumes")
         self._disk = (
@@ -86,6 +100,46 @@ class ContainerInstance(BundledInstance):
     @property
     def container(self) -> str:
         return str(self.record.data["container"])
+
+    @cached_property
+    def layers(self) -> "ContainerLayers":
+        from hutch.providers.docker.layers import ContainerLayers  # few boxes need it
+
+        return ContainerLayers(self, self._layer_parts(self))
+
+    async def move_to(self, reached: Reached) -> None:
+        """Go on in another container, which has taken the place of the one that this was."""
+        for link in tuple(self._links.values()):
+            link.close()
+        self._links.clear()
+        self._accounts.clear()
+        self.record, self._connect, self._root_guest = reached.record, reached.connect, reached.root_guest
+        self._counters.close()
+        self._counters = self._facts = reached.facts
+        self._traits = reached.traits
+        if self._end is not None:
+            self._end.cancel()
+            self._end = asyncio.create_task(self._await_end())
+        if self._disk is not None:
+            kept = reached.record.data.get("volumes")
+            self._disk.follow(kept if isinstance(kept, list) else [])
+            self._facts = _CountersWithDisk(reached.facts, self._disk.overrun)
+        await self.link()
+        if self._clocks:
+            await super().set_clocks(**self._clocks)
+
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await super().set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
+        given = {"orphan_grace_sec": orphan_grace_sec, "ttl_sec": ttl_sec}
+        self._clocks |= {name: value for name, value in given.items() if value is not None}
+
+    async def kill_processes(self) -> None:
+        """End all processes but the guests, and wait for their end."""
+        await self.link()
+        for link in tuple(self._links.values()):
+            if link.usable:
+                await link.request("kill_all")
+                await link.request("make_room")
 
     async def run(self, command: Command) -> Result:
         if self._disk is not None and (excess := await self._disk.over_limit()):

@@ -14,6 +14,8 @@ CONFIG = "hutch.config"
 """A digest of the effective spec, by which a changed spec is recognised."""
 GUEST = "hutch.guest"
 """On guest volumes: the digest of the bundle."""
+STATE = "hutch.state"
+"""On volumes with states of a box's files: the box."""
 THROWAWAY = "hutch.throwaway"
 """On helper containers: the Unix time at which they were created."""
 
@@ -22,12 +24,23 @@ def container(box_id: str) -> str:
     return f"hutch-{box_id}"
 
 
+def next_container(box_id: str) -> str:
+    """The container that is about to take the place of the box's own."""
+    return f"hutch-{box_id}-next"
+
+
 def network(box_id: str) -> str:
     return f"hutch-{box_id}"
 
 
-def volume(box_id: str, part: str) -> str:
-    return f"hutch-{box_id}-{part}"
+def volume(box_id: str, part: str, generation: str = "") -> str:
+    """A part of a persistent box. Each time the box goes back to a state, its parts are new volumes."""
+    return f"hutch-{box_id}-{part}-{generation}" if generation else f"hutch-{box_id}-{part}"
+
+
+def generation(name: str) -> str:
+    """The generation of a volume, by its name."""
+    return name.split("-", 3)[3] if name.count("-") == 3 else ""
 
 
 def guest_volume(digest: str) -> str:

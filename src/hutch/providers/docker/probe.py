@@ -141,6 +141,7 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
         users=("user", "root"),
         writable_root=True,
         persistent=True,
+        layers=True,
         networks=(NetworkMode.OFF,) if proof.no_network else (NetworkMode.OFF, NetworkMode.ON),
         images=("oci",),
         default_image=f"oci:{image}" if image else "",
@@ -157,6 +158,7 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
             "cgroups": f"v{found.cgroups}",
             "kernel": found.kernel,
             "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
+            "layers": "copies: a checkpoint costs as much as copying the box's files, a rollback also a new container",
             "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",
             "egress": "private ranges and the machine refused" if walled else "not filtered",
         },
@@ -166,11 +168,6 @@ def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled:
 def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Missing, ...]:
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
-        Missing(
-            what="layers",
-            reason="the files of containers have no checkpoints",
-            remedy="use the native provider, or `hutch box export`",
-        ),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
     ]
     if "cpus" not in context.machine.holds:

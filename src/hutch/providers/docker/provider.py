@@ -3,33 +3,42 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailable, Unsupported
 from hutch.linux.processes import Identity, boot_id, start_time
 from hutch.model.capabilities import Capabilities
 from hutch.model.images import ImageDefaults
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
-from hutch.providers.base import InstanceRecord, Leftover, Provider
+from hutch.providers.base import Instance, InstanceRecord, Leftover, Provider
 from hutch.providers.docker import cleanup, container_spec, context, mounts, networks
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
+from hutch.providers.docker.box_files import BoxFiles
 from hutch.providers.docker.container_spec import Bind, BoxParameters, ImageFacts
 from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine_api import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.helper_containers import BASE
-from hutch.providers.docker.instance import ContainerInstance, Traits
+from hutch.providers.docker.instance import ContainerInstance, Reached, Traits
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
+from hutch.providers.docker.replacement import recovered, volumes_of
 from hutch.providers.docker.settings import LaneChoice
+from hutch.providers.docker.state_volumes import StateVolumes
 from hutch.providers.guest_bundle.counters import BoxCounters, GuestCounters, HostCounters
 from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
 from hutch.providers.guest_client.link import Link
 
+if TYPE_CHECKING:
+    from hutch.providers.docker.box_files import Spool
+    from hutch.providers.docker.layers import LayerParts
+
 _ID_LETTERS = 64
+_GRACE_SECONDS = 30.0
+"""How long a guest waits for a keeper until the clocks of its box are set again."""
 
 
 class DockerProvider(Provider):
@@ -96,13 +105,17 @@ class DockerProvider(Provider):
     # --- creating --------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:
+        return self._plan(order, "")
+
+    def _plan(self, order: Order, generation: str) -> InstanceRecord:
+        parts = container_spec.kept(order.spec)
         data: dict[str, Any] = {
             "container": naming.container(order.box_id),
             "network": "" if order.spec.network is NetworkMode.OFF else naming.network(order.box_id),
-            "volumes": [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)],
+            "volumes": [naming.volume(order.box_id, part, generation) for part in parts],
         }
         if data["volumes"]:
-            data["store"] = naming.volume(order.box_id, "home")
+            data["store"] = naming.volume(order.box_id, "home", generation)
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> ContainerInstance:
@@ -126,9 +139,10 @@ class DockerProvider(Provider):
         self, found: EngineContext, order: Order, planned: InstanceRecord, image: ImageFacts, binds: tuple[Bind, ...]
     ) -> ContainerInstance:
         engine, name = found.engine, naming.container(order.box_id)
-        parameters = self._parameters(found, order, binds)
+        store = str(planned.data.get("store") or "")
+        parameters = self._parameters(found, order, binds)._replace(generation=naming.generation(store))
         labels = naming.labels(order, found.instance)
-        volumes = [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)]
+        volumes = [str(name) for name in cast(list[str], planned.data.get("volumes") or [])]
         for volume in volumes:
             await engine.create_volume(volume, labels)
         if volumes and self.dialect.gives and "restored" not in planned.data:
@@ -141,7 +155,8 @@ class DockerProvider(Provider):
         if walls is not None:
             await walls.check(order.box_id)
         inspected = await engine.inspect(name)
-        record = planned.but(data={**planned.data, **self._identity(found, inspected)})
+        data = {**planned.data, **self._identity(found, inspected), "id": str((inspected or {}).get("Id") or name)}
+        record = planned.but(data=data)
         if self._settings.lane is LaneChoice.FAST and record.data["lane"] != FastLane.name:
             raise Unsupported(
                 "lane fast cannot be had: the container's processes are not to be seen from here",
@@ -149,7 +164,11 @@ class DockerProvider(Provider):
                 remedy='set lane = "auto"',
             )
         instance = self._instance(
-            found, record, order.spec, options=_guest_options(order, image, watched=found.machine.is_watched)
+            found,
+            record,
+            order.spec,
+            options=_guest_options(order, image, watched=found.machine.is_watched),
+            order=order,
         )
         try:
             await self._meet_guest(found, instance, order)
@@ -231,8 +250,24 @@ class DockerProvider(Provider):
         return {"lane": "fast", "pid": pid, "start": start, "boot": boot_id()}
 
     def _instance(
-        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, *, options: bytes | None = None
+        self,
+        found: EngineContext,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        *,
+        options: bytes | None = None,
+        order: Order | None = None,
     ) -> ContainerInstance:
+        def layer_parts(box: ContainerInstance) -> "LayerParts":
+            return self._layer_parts(found, box, order)
+
+        reached = self._reach(found, record, spec, options)
+        lived = options is None or "restored" in record.data
+        return ContainerInstance(reached, spec, found.engine, layer_parts, lived=lived)
+
+    def _reach(
+        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, options: bytes | None
+    ) -> Reached:
         name, data = str(record.data["container"]), record.data
         lane: Lane
         facts: BoxCounters
@@ -241,7 +276,8 @@ class DockerProvider(Provider):
             assert isinstance(pid, int) and isinstance(start, int)
             lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostCounters(pid)
         else:
-            lane, facts = ApiLane(found.engine, name, found.bundle), GuestCounters()
+            # By its id: the container of a box that goes back to a state gets its name when the old one is gone.
+            lane, facts = ApiLane(found.engine, str(data.get("id") or name), found.bundle), GuestCounters()
         first_options = options
 
         async def connect() -> Link:
@@ -259,8 +295,47 @@ class DockerProvider(Provider):
             pty=found.pty,
             blind=lane.name != FastLane.name,
         )
-        lived = options is None or "restored" in data
-        return ContainerInstance(record, spec, found.engine, connect, root_guest, facts, traits, lived=lived)
+        return Reached(record, connect, root_guest, facts, traits)
+
+    def _layer_parts(self, found: EngineContext, box: ContainerInstance, order: Order | None) -> "LayerParts":
+        from hutch.providers.docker.layers import LayerParts
+        from hutch.providers.docker.replacement import Replacement
+
+        async def trees() -> list[str]:
+            return container_spec.layered(box.spec, await found.images.ensure(box.spec.image))
+
+        def reach(record: InstanceRecord, order: Order, image: ImageFacts, inspected: Json) -> Reached:
+            data = {**record.data, **self._identity(found, inspected), "id": str(inspected["Id"])}
+            options = _guest_options(order, image, watched=found.machine.is_watched)
+            return self._reach(found, record.but(data=data), order.spec, options)
+
+        async def replace(files: "Spool") -> None:
+            # Whoever attached to the box does not know its secrets, which are never written.
+            known = order or Order(
+                box_id=box.record.box_id, keeper=box.record.keeper, spec=box.spec.but(secrets={}),
+                orphan_grace_sec=_GRACE_SECONDS,
+            )  # fmt: skip
+            known = known.but(spec=known.spec.but(limits=box.limits))
+            await Replacement(found, box, known, self._parameters(found, known, ()), reach).perform(files)
+
+        async def files() -> BoxFiles:
+            image = await found.images.ensure(box.spec.image)
+            return BoxFiles(found.engine, found.bundle, box.container, image.user or self._settings.user)
+
+        return LayerParts(StateVolumes(found.engine, found.instance), files, trees, replace)
+
+    async def fork(
+        self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
+    ) -> tuple[ContainerInstance, str]:
+        frozen = await state
+        made = await self.create(order, planned)
+        try:
+            await made.layers.fill(frozen)
+        except BaseException:
+            await made.close()
+            await asyncio.shield(self.destroy(made.record))
+            raise
+        return made, frozen
 
     async def _root_guest(
         self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str
@@ -292,13 +367,16 @@ class DockerProvider(Provider):
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> ContainerInstance:
         found = await self._engine()
         name = naming.container(record.box_id)
-        inspected = await found.engine.inspect(name)
+        inspected = await recovered(found, record.box_id)
         state = (inspected or {}).get("State") or {}
         if not state.get("Running"):
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
         if state.get("Paused"):
             await found.engine.unpause(name)  # whoever paused it is gone
-        data = {**record.data, "container": name, **self._identity(found, inspected)}
+        assert inspected is not None
+        kept: dict[str, Any] = {"volumes": volumes} if (volumes := volumes_of(inspected)) else {}
+        data = {**record.data, "container": name, "id": str(inspected["Id"]), **kept}
+        data |= self._identity(found, inspected)
         instance = self._instance(found, record.but(data=data), spec)
         try:
             await instance.link()
@@ -315,12 +393,24 @@ class DockerProvider(Provider):
 
     async def restore(self, order: Order, record: InstanceRecord) -> ContainerInstance:
         found = await self._engine()
-        store = record.data.get("store")
-        if not isinstance(store, str) or await found.engine.volume(store) is None:
+        generation = await self._kept_generation(found, record)
+        if generation is None:
             raise NotFound(f"box {record.box_id} has no kept files to come back from", op="restore")
         await self._discard(record, keep_store=True)
-        planned = self.plan(order)
+        planned = self._plan(order, generation)
         return await self.create(order, planned.but(data={**planned.data, "restored": True}))
+
+    async def _kept_generation(self, found: EngineContext, record: InstanceRecord) -> str | None:
+        """Return which volumes of a box that does not run are its own; None if it has none.
+
+        There is more than one generation only if its keeper died while it was going back to a state: then those of
+        its container count, and without one the first, since the last may be incomplete.
+        """
+        names = [str(each["Name"]) for each in await found.engine.volumes(f"{naming.BOX}={record.box_id}")]
+        known = sorted({naming.generation(name) for name in names})
+        if len(known) > 1 and (inspected := await recovered(found, record.box_id)) is not None:
+            known = [naming.generation(name) for name in volumes_of(inspected)] or known
+        return known[0] if known else None
 
     async def stop(self, record: InstanceRecord) -> None:
         await self._discard(record, keep_store=True)
@@ -332,15 +422,19 @@ class DockerProvider(Provider):
         """Remove the box's objects by name alone, because a creation that died half-way has left no other trace. A
         record that comes from a list does not say what there is, so everything is looked for."""
         found = await self._engine()
-        await found.engine.remove(naming.container(record.box_id))
+        await asyncio.gather(
+            found.engine.remove(naming.container(record.box_id)),
+            found.engine.remove(naming.next_container(record.box_id)),
+            *([] if keep_store else [StateVolumes(found.engine, found.instance).drop(record.box_id)]),
+        )
         if record.data.get("network", True):
             await found.engine.remove_network(naming.network(record.box_id))
             walls = await found.walls()
             if walls is not None:
                 await walls.remove(record.box_id)
         if not keep_store and record.data.get("volumes", True):
-            for part in container_spec.PARTS:
-                await found.engine.remove_volume(naming.volume(record.box_id, part))
+            for volume in await found.engine.volumes(f"{naming.BOX}={record.box_id}"):
+                await found.engine.remove_volume(str(volume["Name"]))
 
     async def list(self) -> tuple[InstanceRecord, ...]:
         found = await self._engine()

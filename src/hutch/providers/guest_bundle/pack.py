@@ -93,7 +93,7 @@ class GuestBundle(NamedTuple):
 def guest_bundle() -> GuestBundle:
     """Return this machine's bundle. The first call blocks for about 0.2 s, so call it in a thread."""
     names = [_module_name(path) for path in sorted((_SOURCE / "hutch/guest").rglob("*.py"))]
-    names += [f"hutch.providers.guest_bundle.{name}" for name in ("boot", "relay")]
+    names += [f"hutch.providers.guest_bundle.{name}" for name in ("boot", "files_stream", "relay")]
     # Codecs are looked for when they are first used, and then it would be too late.
     names += ["encodings.ascii", "encodings.latin_1", "encodings.utf_8"]
     seen = _look(names)

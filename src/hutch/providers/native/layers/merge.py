@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hutch.providers.native.layers import trees
-from hutch.providers.native.layers.changes import Difference, differences, mounted, parts, same, touched
+from hutch.providers.native.layers.changes import Difference, attributes, differences, mounted, parts, same, touched
 from hutch.providers.native.layers.view import NEXT, State, View, foreign
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class _PartMerge:
                 continue
             trees.copy_file(source, target, links)
         for source, target, facts in reversed(kept):
+            for name in attributes(target).keys() - attributes(source).keys():
+                os.removexattr(target, name)  # the fork has made the directory anew, or removed the attribute
             trees.copy_attributes(source, target, facts)
 
 
