@@ -19,7 +19,7 @@ BASE = "e2b-base"
 INTERPRETER = "e2b-code-interpreter"
 PACKAGES = {
     BASE: ("bash", "ca-certificates", "curl", "git", "procps", "python3", "python3-pip", "python3-venv"),
-    INTERPRETER: ("nodejs", "python3-matplotlib", "python3-pandas", "python3-pil"),
+    INTERPRETER: ("nodejs", "python3-ipython", "python3-matplotlib", "python3-pandas", "python3-pil"),
 }
 """What each image has; the interpreter has what the base has too."""
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
@@ -36,7 +36,10 @@ fi
 id user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --uid 1000 user
 [ -e /usr/bin/python ] || ln -s python3 /usr/bin/python
 rm -f /usr/lib/python3*/EXTERNALLY-MANAGED
+chmod 755 /usr/bin/sudo
 """
+SUDO = str(Path(__file__).with_name("programs") / "sudo.py")
+"""What becomes /usr/bin/sudo: the real one cannot gain rights in a box."""
 
 Progress = Callable[[str], None]
 

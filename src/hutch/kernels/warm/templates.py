@@ -182,10 +182,9 @@ class Templates:
         if entrance is None:
             return None
         try:
-            started = await template.enter(entrance, kernel)
+            started, _ = await asyncio.gather(template.enter(entrance, kernel), _greeting(instance))
         finally:
             await entrance.close()
-        await instance.link(GUEST)
         notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
         return instance.started_kernel(started), notes
 
@@ -244,6 +243,11 @@ class Templates:
             self._retire(self._templates.pop(owner))
         for task in self._retired:
             await task
+
+
+async def _greeting(instance: NativeInstance) -> None:
+    """Connect to the kernel guest while it is on its way: the socket is there already, and it greets when it serves."""
+    await instance.link(GUEST)
 
 
 def _used_up(template: Template) -> bool:
