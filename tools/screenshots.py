@@ -100,6 +100,8 @@ def main() -> int:
                         page.set_viewport_size({"width": width, "height": HEIGHT})
                         if name == "terminal":
                             page.locator("[data-phase=open]").wait_for()
+                            if width == arguments.widths[0]:
+                                page.keyboard.type("ls -l && python3 count.py\n")
                         if name in ("files", "jobs", "apps"):
                             wanted = {"files": "count.py", "jobs": "step", "apps": "brochure"}[name]
                             page.locator(".choices button", has_text=wanted).first.click()

@@ -335,7 +335,9 @@ class BoxHandle:
     def kernels(self) -> "KernelsHandle":
         from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
 
-        return KernelsHandle(self, self._live, self._keeper.engines.templates)
+        return KernelsHandle(
+            self, self._live, self._keeper.engines.templates, self._keeper.states.announce
+        )  # fmt: skip
 
     async def python(
         self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""
