@@ -121,7 +121,8 @@ class RoleClient:
     def _send(self, route: Route, case: schemathesis.Case, help_level: str) -> None:
         self._prepare(route, case, help_level)
         given = case.as_transport_kwargs(base_url=self._url)
-        key = self._key if self._chance.random() > 0.03 else self._chance.choice(["", "nonsense", self._key[:-1]])
+        right = help_level == "wholly" or self._chance.random() > 0.03
+        key = self._key if right else self._chance.choice(["", "nonsense", self._key[:-1]])
         given["headers"] = {**given.get("headers", {}), "Accept": self._accept(route), "Hutch-Key": key}
         answer = self._session.request(**given, stream=True, timeout=TIMEOUT_SECONDS)
         with answer:

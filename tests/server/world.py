@@ -189,6 +189,8 @@ class World:
         """Fields with which a body of this route does its work."""
         known: dict[str, Any] = {
             "POST /v1/boxes": {"memory_mb": 64},
+            "POST /v1/apps": {"template": "static", "name": "", "port": 0, "spec": {"memory_mb": 64}},
+            "POST /v1/apps/{box}/wait": {"timeout_sec": 0},
             "POST /v1/dashboard/session": {
                 "key": self._user.headers["authorization"].removeprefix("Bearer "),
                 "code": "",
@@ -256,7 +258,8 @@ class World:
         self._box, self._job, self._ended = self._new_box(), "", ""
 
     def _new_box(self, **spec: Any) -> str:
-        made: str = self._user.good("POST", "/v1/boxes", {"memory_mb": 128, "disk_mb": 64, **spec})["id"]
+        plain = {"memory_mb": 128, "disk_mb": 64, "labels": {"app.template": "static"}}
+        made: str = self._user.good("POST", "/v1/boxes", {**plain, **spec})["id"]
         self._admin.good("DELETE", f"/v1/boxes/{made}/lease")
         return made
 
