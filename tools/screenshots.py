@@ -4,6 +4,7 @@ usage: tools/screenshots.py [--only PAGE] [--out DIRECTORY]
 """
 
 import argparse
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def pages(sample: Sample) -> dict[str, str]:
     box = f"/boxes/{sample.box}"
     tabs = ("terminal", "jobs", "files", "changes", "ports", "notebook", "events", "receipts")
     return {
-        "overview": "/", "boxes": "/boxes", "box": box, **{tab: f"{box}/{tab}" for tab in tabs},
+        "overview": "/", "boxes": "/boxes", "apps": "/apps", "box": box, **{tab: f"{box}/{tab}" for tab in tabs},
         "approvals": "/approvals", "skills": f"/skills/{sample.skill}", "tools": "/tools",
         "mcp-servers": f"/mcp-servers/{sample.mcp_server}", "profiles": "/profiles", "audit": "/audit", "keys": "/keys",
     }  # fmt: skip
@@ -40,6 +41,9 @@ def work(sample: Sample) -> Iterator[None]:
     own.good("POST", f"{path}/checkpoints", {"name": "before-build"})
     own.good("POST", f"{path}/jobs", {"command": "exec python3 -m http.server 8000", "name": "web"})
     own.good("DELETE", f"{path}/lease")
+
+    app = own.good("POST", "/v1/apps", {"template": "static", "name": "brochure"})
+    own.good("DELETE", f"/v1/boxes/{app['box_id']}/lease")
 
     def run() -> None:
         number = 0
@@ -96,10 +100,13 @@ def main() -> int:
                         page.set_viewport_size({"width": width, "height": HEIGHT})
                         if name == "terminal":
                             page.locator("[data-phase=open]").wait_for()
-                        if name in ("files", "jobs"):
-                            page.locator(
-                                ".choices button", has_text="count.py" if name == "files" else ""
-                            ).first.click()
+                            if width == arguments.widths[0]:
+                                page.keyboard.type("ls -l && python3 count.py\n")
+                        if name in ("files", "jobs", "apps"):
+                            wanted = {"files": "count.py", "jobs": "step", "apps": "brochure"}[name]
+                            page.locator(".choices button", has_text=wanted).first.click()
+                        if name == "apps" and not page.locator("iframe.preview").count():
+                            page.get_by_role("button", name=re.compile("^(Preview|预览)$")).click()
                         page.wait_for_timeout(2600 if name in ("overview", "boxes", "box") else 400)
                         page.screenshot(path=arguments.out / f"{name}-{theme}-{language}-{width}.png")
         for error in visitor.errors + visitor.foreign:

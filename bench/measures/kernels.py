@@ -1,9 +1,10 @@
-"""The first pandas result in a fresh box, beside a cold `import pandas`; and the memory of 50 kernels."""
+"""The first pandas result in a fresh box, beside a cold `import pandas`; 50 kernels at once; and a live fork."""
 
 import asyncio
 import subprocess
 import sys
 from time import perf_counter
+from typing import NamedTuple
 
 from bench.context import Context
 from bench.interleave import Candidate, blocking, interleave
@@ -13,6 +14,7 @@ from hutch.kernels import environment
 
 COLD = 'python3 -c "import pandas"'
 STATEMENT = "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': [3, 4]}).sum()"
+SHARE = "print(next(line.split()[1] for line in open('/proc/self/smaps_rollup') if line.startswith('Pss:')))"
 KERNELS = 50
 
 
@@ -26,13 +28,19 @@ async def kernels(context: Context) -> list[Number]:
                 Candidate(COLD, blocking(_cold_import), context.count(40)),
             ]
         )
-        megabytes = await _memory_of_kernels(hutch, context.count(KERNELS))
+        crowd = await _crowd(hutch, context.count(KERNELS))
+        forks = await _live_forks(hutch, context.count(20))
     ours, cold = (Summary.of(samples.milliseconds[name]) for name in ("hutch", COLD))
     goals = (times_faster(20, COLD),)
     return [
         Number("kernel", "first pandas result in a fresh box", "ms", ours, {COLD: cold}, goals),
-        Number("kernel_memory", "memory of each of 50 kernels at once", "MB", Summary.of([megabytes])),
-    ]
+        Number("kernel_memory", "memory of the machine for each of 50 kernels at once", "MB", Summary.of([crowd.used])),
+        Number("kernel_pss", "share of each of 50 kernels at once (PSS)", "MB", Summary.of(crowd.shares)),
+        Number("kernel_crowd", "50 boxes at once: until each has its first pandas result", "ms",
+               Summary.of([crowd.seconds * 1000])),
+        Number("kernel_fork", "live fork of a kernel with pandas, until the fork's first result", "ms",
+               Summary.of([seconds * 1000 for seconds in forks])),
+    ]  # fmt: skip
 
 
 async def _first_result(hutch: Hutch) -> float:
@@ -50,19 +58,51 @@ def _cold_import() -> None:
     subprocess.run([sys.executable, "-c", "import pandas"], check=True)
 
 
-async def _memory_of_kernels(hutch: Hutch, count: int) -> float:
-    """How much less memory the machine has available, for each kernel that has run the statement."""
+class Crowd(NamedTuple):
+    """Many kernels that live at once, in a box each."""
+
+    seconds: float
+    """From the first call until all have answered."""
+    used: float
+    """How much less memory the machine has available, for each kernel with its box, in MB."""
+    shares: list[float]
+    """The proportional set size of each kernel, in MB: pages that it shares count in part."""
+
+
+async def _crowd(hutch: Hutch, count: int) -> Crowd:
     boxes = []
     try:
+        await _first_result(hutch)  # The template is there, and counts for none of them.
         before = _available_kb()
         for _ in range(count):
-            box = await hutch.create(memory_mb=512)
-            boxes.append(box)
-            await box.python(STATEMENT)
-        return max(0.0, (before - _available_kb()) / 1024 / count)
+            boxes.append(await hutch.create(memory_mb=512))
+        start = perf_counter()
+        results = await asyncio.gather(*(box.python(STATEMENT) for box in boxes))
+        seconds = perf_counter() - start
+        if not all(result.ok for result in results):
+            raise RuntimeError(f"a kernel failed: {next(result.error for result in results if result.error)}")
+        used = max(0.0, (before - _available_kb()) / 1024 / count)
+        shares = [int((await box.python(SHARE)).stdout) / 1024 for box in boxes]
+        return Crowd(seconds, used, shares)
     finally:
         for box in boxes:
             await box.destroy()
+
+
+async def _live_forks(hutch: Hutch, count: int) -> list[float]:
+    """The seconds from the call of `fork` to the first result in the fork."""
+    seconds = []
+    async with hutch.box(memory_mb=512) as box:
+        await box.python(f"{STATEMENT}\nkept = pd.DataFrame({{'a': range(10_000)}})")
+        for _ in range(count):
+            start = perf_counter()
+            (fork,) = await box.fork(kernel=True)
+            result = await fork.python("int(kept.a.sum())")
+            seconds.append(perf_counter() - start)
+            await fork.destroy()
+            if result.text != "49995000":
+                raise RuntimeError(f"the fork has lost its variables: {result}")
+    return seconds
 
 
 def _available_kb() -> int:

@@ -15,6 +15,7 @@ import { Boxes } from "./pages/boxes";
 import { BoxPage } from "./pages/box/page";
 import { Approvals } from "./pages/approvals";
 
+const Apps = lazy(() => import("./pages/apps").then((page) => ({ default: page.Apps })));
 const Skills = lazy(() => import("./pages/skills").then((page) => ({ default: page.Skills })));
 const McpServers = lazy(() => import("./pages/mcp-servers").then((page) => ({ default: page.McpServers })));
 const Tools = lazy(() => import("./pages/tools").then((page) => ({ default: page.Tools })));
@@ -25,6 +26,7 @@ const Profiles = lazy(() => import("./pages/profiles").then((page) => ({ default
 export const PAGES: { path: string; title: Text; icon: IconName; admin?: boolean }[] = [
   { path: "/", title: "Overview", icon: "overview" },
   { path: "/boxes", title: "Boxes", icon: "boxes" },
+  { path: "/apps", title: "Apps", icon: "apps" },
   { path: "/approvals", title: "Approvals", icon: "approvals" },
   { path: "/skills", title: "Skills", icon: "skills" },
   { path: "/mcp-servers", title: "MCP servers", icon: "servers" },
@@ -82,7 +84,7 @@ function Shell() {
       <Sidebar path={path} openPalette={() => setPalette(true)} />
       <main id="content" tabIndex={-1}>
         <Connection />
-        <Boundary key={path.slice(0, 2).join("/")}>
+        <Boundary at={path.join("/")}>
           <Suspense fallback={<Loading />}>
             <Page path={path} />
           </Suspense>
@@ -99,6 +101,7 @@ function Page({ path }: { path: string[] }) {
   switch (first) {
     case undefined: return <Overview />;
     case "boxes": return second ? <BoxPage key={second} id={second} tab={third ?? "summary"} /> : <Boxes />;
+    case "apps": return <Apps id={second} />;
     case "approvals": return <Approvals />;
     case "skills": return <Skills name={second} />;
     case "mcp-servers": return <McpServers name={second} />;
@@ -216,11 +219,14 @@ function useTitle(path: string[]): void {
   });
 }
 
-/** A defect in one page leaves the others usable. */
-class Boundary extends Component<{ children: ReactNode }, { error: unknown }> {
-  override state = { error: undefined as unknown };
+/** A defect in one page leaves the others usable: going elsewhere forgets it. */
+class Boundary extends Component<{ at: string; children: ReactNode }, { at: string; error: unknown }> {
+  override state = { at: this.props.at, error: undefined as unknown };
   static getDerivedStateFromError(error: unknown) {
     return { error };
+  }
+  static getDerivedStateFromProps({ at }: { at: string }, state: { at: string }) {
+    return at === state.at ? null : { at, error: undefined };
   }
   override render() {
     if (this.state.error === undefined) return this.props.children;

@@ -33,6 +33,8 @@ interface LiveState {
   events: readonly BoxEvent[];
   questions: readonly Question[];
   usages: ReadonlyMap<string, Usages>;
+  /** How often the server has told usages; it does so every two seconds. */
+  ticks: number;
   numbers: Numbers | null;
   /** The server's numbers over the last minutes, oldest first. */
   samples: readonly Sample[];
@@ -42,7 +44,7 @@ interface LiveState {
 
 const EMPTY: LiveState = {
   connection: "connecting", why: "", status: null, started_at: 0, boxes: new Map(), gone: new Map(), events: [], questions: [],
-  usages: new Map(), numbers: null, samples: [], skew: 0,
+  usages: new Map(), ticks: 0, numbers: null, samples: [], skew: 0,
 };
 
 export const live = new Store<LiveState>(EMPTY);
@@ -127,7 +129,10 @@ function take(message: LiveMessage, first: boolean): void {
     change.started_at = message.now - message.status.uptime_sec;
   }
   if (message.questions) change.questions = message.questions;
-  if (Object.keys(message.usages).length) change.usages = measured(state, message);
+  if (Object.keys(message.usages).length) {
+    change.usages = measured(state, message);
+    change.ticks = state.ticks + 1;
+  }
   if (message.numbers) {
     change.numbers = message.numbers;
     change.samples = (first ? [] : state.samples).concat(message.numbers.samples).slice(-SAMPLES_KEPT);

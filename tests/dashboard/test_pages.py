@@ -11,7 +11,7 @@ from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, press
 from tests.dashboard.sample import Sample, asking
 from tests.server.serving import until
 
-PAGES = ("/", "/boxes", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")
+PAGES = ("/", "/boxes", "/apps", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")
 TABS = ("", "/jobs", "/files", "/changes", "/ports", "/notebook", "/events", "/receipts")
 
 expect.set_options(timeout=WAIT_MS)

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from hutch.server.dashboard.pages import load
-from tests.dashboard.browsing import WAIT_MS, Visitor, visiting
-from tests.dashboard.sample import Sample
+from tests.dashboard.browsing import WAIT_MS, Visitor, press, visiting
+from tests.dashboard.sample import Sample, asking
 from tests.dashboard.test_pages import PAGES, TABS
 from tests.proofs import ROOT
 from tests.server.serving import Server
@@ -36,9 +36,15 @@ def test_axe_finds_no_serious_problem(visitor: Visitor, sample: Sample, theme: s
     page = visitor.sign_in(sample.admin)
     page.evaluate("(theme) => localStorage.setItem('hutch', JSON.stringify({theme}))", theme)
     found: list[str] = []
-    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in TABS), "/skills/greeting", "/mcp-servers/clock"):
+    boxed = (*TABS, "/terminal")
+    dialogs = {"/boxes": "New box", "/apps": "New app", "/keys": "New key", "/skills": "Install a skill"}
+    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in boxed), "/skills/greeting", "/mcp-servers/clock"):
         visitor.go(path)
         _settled(page)
+        if path in dialogs:
+            press(page, dialogs[path])
+            page.get_by_role("dialog").wait_for()
+            expect(page.locator(".loading")).to_have_count(0)
         # By the debugger, which the page's policy does not bind.
         visitor.context.new_cdp_session(page).send("Runtime.evaluate", {"expression": AXE.read_text()})
         report = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
@@ -82,6 +88,54 @@ def test_by_keyboard_alone(visitor: Visitor, sample: Sample) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Destroy").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_text("This box is gone.")).to_be_visible()
+
+
+def test_files_and_answers_by_keyboard_alone(visitor: Visitor, sample: Sample) -> None:
+    """With Tab and Enter only: skip the navigation, go to a box, open and edit a file; answer an agent's question."""
+    page = visitor.sign_in(sample.user, "/boxes")
+    page.get_by_role("link", name="research").wait_for()
+    _tab_to(page, "Skip to the content")
+    page.keyboard.press("Enter")
+    _tab_to(page, "research")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(f"/boxes/{sample.box}$"))
+    _tab_to(page, "Files")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name=re.compile("^data")).wait_for()
+    _tab_to(page, "data")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name=re.compile("^notes.txt")).wait_for()
+    _tab_to(page, "notes.txt")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Edit", exact=True)).to_be_enabled()
+    _tab_to(page, "Edit")
+    page.keyboard.press("Enter")
+    page.locator("textarea.editor").wait_for()
+    _tab_to(page, "", tag="TEXTAREA")
+    page.keyboard.press("Control+End")
+    page.keyboard.type("four")
+    page.keyboard.press("Shift+Tab")
+    _tab_to(page, "Save", back=True)
+    page.keyboard.press("Enter")
+    expect(page.locator("pre.code")).to_contain_text("four")
+    with asking(sample.server.tcp(sample.user), "", agent="typist", what="make release"):
+        visitor.go("/approvals")
+        question = page.locator(".question", has_text="make release")
+        question.wait_for()
+        question.get_by_role("button", name="Deny").focus()
+        page.keyboard.press("Enter")
+        expect(question).to_have_count(0)
+
+
+def _tab_to(page: Page, text: str, *, tag: str = "", back: bool = False) -> None:
+    """Press Tab until an element whose text begins like this has the focus."""
+    here = "[document.activeElement.tagName, document.activeElement.textContent]"
+    for _ in range(80):
+        page.keyboard.press("Shift+Tab" if back else "Tab")
+        name, shown = page.evaluate(here)
+        if name != "BODY" and name != "MAIN" and (name == tag if tag else shown.strip().startswith(text)):
+            return
+    raise AssertionError(f"Tab does not reach {text or tag}")
 
 
 def test_widths_and_languages(browser: Browser, sample: Sample) -> None:

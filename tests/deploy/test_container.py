@@ -65,7 +65,8 @@ def context(top: Path) -> Path:
         shutil.copy(TREE / name, top)
     project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = ["hatchling", *project["dependencies"], *extras["server"], *extras["postgres"], *extras["zstd"]]
+    wanted = ["hatchling", *project["dependencies"]]
+    wanted += [each for extra in ("server", "postgres", "kubernetes", "zstd") for each in extras[extra]]
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", str(top / "wheels"), *wanted], check=True)
     return top
 

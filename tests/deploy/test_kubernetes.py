@@ -15,7 +15,7 @@ import yaml
 
 from hutch.config import Config
 from hutch.providers.kubernetes import settings
-from hutch.providers.kubernetes.cluster import KINDS, rule
+from hutch.providers.kubernetes.cluster import KINDS, SANDBOXES, rule
 from tests.server.conftest import client as client
 from tests.server.conftest import server as server
 from tests.server.serving import Client, Server
@@ -35,8 +35,8 @@ def helm(*arguments: str) -> str:
     return done.stdout
 
 
-def rendered(values: str) -> list[dict[str, Any]]:
-    text = helm("template", "hutch", str(CHART), "--namespace", "hutch", "--values", str(CHART / values))
+def rendered(values: str, *options: str) -> list[dict[str, Any]]:
+    text = helm("template", "hutch", str(CHART), "--namespace", "hutch", "--values", str(CHART / values), *options)
     return [each for each in yaml.safe_load_all(text) if each]
 
 
@@ -82,6 +82,22 @@ def test_the_role_grants_what_the_provider_calls() -> None:
         assert {"create", "get", "delete", "list"} <= granted.pop((group, name)), kind
     assert set(granted) == {("", "pods/exec"), ("", "pods/log"), ("", "events")}
     assert all("*" not in verbs for verbs in granted.values())
+
+
+def test_sandboxes_are_granted_where_boxes_are_sandboxes() -> None:
+    """With boxes.workload=sandbox the configuration says so, and the Role has the provider's calls on Sandboxes."""
+    objects = rendered("values.yaml", "--set", "boxes.workload=sandbox")
+    config = next(each for each in objects if each["kind"] == "ConfigMap")
+    assert tomllib.loads(config["data"]["hutch.toml"])["providers"]["kubernetes"]["workload"] == "sandbox"
+    role = next(each for each in objects if each["kind"] == "Role")
+    (rule,) = [each for each in role["rules"] if each["apiGroups"] == [SANDBOXES]]
+    assert rule["resources"] == ["sandboxes"] and set(rule["verbs"]) == {"create", "get", "list", "patch", "delete"}
+
+
+def test_the_image_has_what_the_servers_configuration_needs() -> None:
+    """The image of the Deployment is installed with the extras for the server, PostgreSQL and the cluster."""
+    (extras,) = re.findall(r'"/src\[([\w,]+)\]"', (TREE / "deploy" / "Containerfile").read_text())
+    assert {"server", "postgres", "kubernetes"} <= set(extras.split(","))
 
 
 def test_the_server_is_restricted() -> None:

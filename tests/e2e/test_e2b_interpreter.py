@@ -1,9 +1,10 @@
 """The newest E2B code interpreter runs code in the kernels of boxes (S13)."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
-from e2b import NotFoundException
+from e2b import NotFoundException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
 from tests.e2e.e2b_sdk import E2B
@@ -68,6 +69,28 @@ def test_contexts(interpreter: Sandbox) -> None:
     interpreter.remove_code_context(context)
     with pytest.raises(NotFoundException):
         interpreter.run_code("1", context=context)
+
+
+def test_indented_code(interpreter: Sandbox) -> None:
+    """(S13) Code that is indented as a whole runs, as programs pass it in the lines of a long string."""
+    assert (
+        interpreter.run_code("""
+        if True:
+            x = 41
+        x + 1
+    """).text
+        == "42"
+    )
+
+
+def test_code_ends_with_its_sandbox(hutch_e2b: E2B) -> None:
+    """(S13) Whoever waits for code in a sandbox that is killed is told so at once."""
+    sandbox = Sandbox.create(**hutch_e2b.options)
+    killing = threading.Timer(1.0, sandbox.kill)
+    killing.start()
+    with pytest.raises(TimeoutException, match="was killed while the request was in progress"):
+        sandbox.run_code("import time; time.sleep(300)", timeout=300)
+    killing.join()
 
 
 def test_code_needs_the_token_of_its_sandbox(hutch_e2b: E2B, interpreter: Sandbox) -> None:

@@ -1,12 +1,12 @@
 """Other people's programs on E2B's SDK, installed from PyPI, run unchanged against Hutch (S13)."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import proofs
 from tests.e2e.e2b_sdk import E2B
+from tests.e2e.environments import python_of
 from tests.e2e.test_e2b_releases import run
 
 PROGRAMS = ("langchain-e2b", "e2b-haystack", "smolagents[e2b]")
@@ -46,10 +46,8 @@ print("done")
 def test_programs_from_pypi(hutch_e2b: E2B, tmp_path: Path) -> None:
     """(S13) LangChain's, Haystack's and smolagents' sandboxes work with only the SDK's variables set."""
     (tmp_path / "program.py").write_text(CODE)
-    run([sys.executable, "-m", "venv", str(tmp_path / "venv")], tmp_path, 120)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    run([python, "-m", "pip", "install", "-q", *PROGRAMS], tmp_path, 900)
+    python = str(python_of(*PROGRAMS))
     assert run([python, "program.py"], tmp_path, 200, **hutch_e2b.environment).endswith("done\n")
     installed = run([python, "-m", "pip", "list", "--format=freeze"], tmp_path, 60).splitlines()
     names = {name.partition("[")[0] for name in PROGRAMS}
-    proofs.write("e2b_programs", programs=sorted(each for each in installed if each.partition("==")[0] in names))
+    proofs.write("e2b-programs", programs=sorted(each for each in installed if each.partition("==")[0] in names))

@@ -4,18 +4,20 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import proofs
 from tests.e2e.e2b_sdk import E2B
+from tests.e2e.e2b_tls import DOMAIN, TlsServer
+from tests.e2e.environments import python_of
 
 NEWEST = {"e2b": "2.51.0", "@e2b/code-interpreter": "2.8.0"}
 """The newest releases on npm that `tests/e2e/e2b.mjs` was written with."""
 EARLIER = ("2.7.0", "2.10.1", "2.15.0", "2.45.1")
 """The oldest release that is supported, the one that HyperAgent locks, and two more."""
+HYPERAGENT = ("e2b==2.10.1", "e2b-code-interpreter==2.4.1")
 
 HERE = Path(__file__).parent
 
@@ -96,10 +98,50 @@ def test_earlier_releases(hutch_e2b: E2B, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     worked = []
     for release in EARLIER:
-        place = tmp_path / release
-        run([sys.executable, "-m", "venv", str(place)], tmp_path, 120)
-        python = str(place / "bin" / "python")
-        run([python, "-m", "pip", "install", "-q", f"e2b=={release}"], tmp_path, 300)
+        python = str(python_of(f"e2b=={release}"))
         assert run([python, "program.py"], tmp_path, 120, **hutch_e2b.environment) == "done\n"
         worked.append(release)
-    proofs.write("e2b_releases", e2b=worked, npm=NEWEST)
+    proofs.write("e2b-releases", e2b=worked, npm=NEWEST)
+
+
+INTERPRETER = """
+import asyncio, socket, ssl, sys, urllib.request
+resolve = socket.getaddrinfo  # In place of a wildcard entry of one's DNS.
+socket.getaddrinfo = lambda host, *rest, **more: resolve(
+    "127.0.0.1" if "hutch.test" in str(host) else host, *rest, **more
+)
+from e2b import AsyncSandbox
+from e2b_code_interpreter import Sandbox
+
+sandbox = Sandbox.create()
+sandbox.run_code("x = 40")
+assert sandbox.run_code("x + 2").text == "42"
+assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
+assert sandbox.run_code("6 * 7", language="javascript").text == "42"
+assert sandbox.kill()
+
+async def hyperagent():
+    "What HyperAgent calls for an application that it shows."
+    sandbox = await AsyncSandbox.create(timeout=300)
+    await sandbox.files.write("site/index.html", b"<h1>shown</h1>")
+    serve = "setsid python3 -m http.server 3000 > /tmp/log 2>&1 &"
+    await sandbox.commands.run(serve, timeout=10, cwd="/home/user/site")
+    await sandbox.commands.run("until curl -s localhost:3000 > /dev/null; do sleep 0.1; done", timeout=60)
+    page = await asyncio.to_thread(urllib.request.urlopen, f"https://{sandbox.get_host(3000)}/")
+    assert page.read() == b"<h1>shown</h1>"
+    await sandbox.kill()
+
+asyncio.run(hyperagent())
+print("done")
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_the_releases_that_hyperagent_locks(tls: TlsServer, tmp_path: Path) -> None:
+    """(S13) e2b 2.10.1 and code interpreter 2.4.1, which insist on https and host names, work with `E2B_DOMAIN`."""
+    (tmp_path / "program.py").write_text(INTERPRETER)
+    python = str(python_of(*HYPERAGENT))
+    environment = {"E2B_API_KEY": tls.key, "E2B_DOMAIN": f"{DOMAIN}:{tls.port}", "SSL_CERT_FILE": str(tls.authority)}
+    assert run([python, "program.py"], tmp_path, 200, **environment) == "done\n"
+    proofs.write("e2b-hyperagent", packages=HYPERAGENT)

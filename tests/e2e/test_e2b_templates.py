@@ -77,7 +77,13 @@ def test_the_base_template_is_made_by_one_command(hutch_e2b: E2B) -> None:
             assert run("python --version && python3 --version && git --version && curl --version").exit_code == 0
             assert run("id -u", user="root").stdout == "0\n"
             release = run(". /etc/os-release; echo $PRETTY_NAME").stdout.strip()
-            assert sandbox.commands.run("touch /usr/by-root", user="root").exit_code == 0
+            assert run("touch /usr/by-root", user="root").exit_code == 0
+            assert run("sudo id -un; echo in | sudo cat; sudo -u user id -un").stdout.split() == ["root", "in", "user"]
+            assert run("sudo rm /usr/by-root; sudo false; echo $?").stdout == "1\n"
+            assert sandbox.commands.list() == [], "root's part of sudo is not the client's process"
+        ordinary = E2B(hutch_e2b.server, role="user")
+        with ordinary.sandbox() as sandbox, pytest.raises(e2b.CommandExitException, match="nobody gives root"):
+            sandbox.commands.run("sudo id")
     finally:
         hutch("image", "remove", "e2b-base", env=environment)
     proofs.write("e2b-base", release=release, seconds_first=taken[0], seconds_second=taken[1])

@@ -11,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from hutch import Hutch
 from hutch.client.heartbeat import Rhythm
 from hutch.errors import Gone, HutchError, NotFound
 from hutch.providers.kubernetes import manifests
+from hutch.providers.kubernetes.pods import Phase, phase
 from tests.keeper.postgres_server import Server as Database
 from tests.keeper.postgres_server import postgres as postgres
 from tests.kubernetes.conftest import provider_of
@@ -72,20 +74,26 @@ class Load:
         """Boxes whose Pod the chaos deleted, and those whose destruction was asked for and not answered."""
         self.done: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.final: list[str] = []
+        """Errors that say that trying again is of no use, though nothing was done to the box."""
 
     async def work(self, number: int, chaos: "asyncio.Task[Any]") -> None:
         """Make and use boxes until all harm was done."""
         while not chaos.done():
             url = self._servers.url(self._dice.randrange(2))
+            used: list[str] = []
             try:
                 async with Hutch(url, key=self._servers.key, rhythm=Rhythm(outage_timeout_sec=5.0)) as hutch:
-                    await self._round(hutch, f"worker {number}")
+                    await self._round(hutch, f"worker {number}", used)
             except HutchError as error:
                 self.errors[error.code] += 1
+                if not error.retryable and not self.may_be_gone.intersection(used):
+                    self.final.append(repr(error))
                 await asyncio.sleep(0.5)
 
-    async def _round(self, hutch: Hutch, text: str) -> None:
+    async def _round(self, hutch: Hutch, text: str, used: list[str]) -> None:
         box = await hutch.create()
+        used.append(box.id)
         await box.files.write("note.txt", text)
         self.acknowledged[box.id] = text
         self.done["made"] += 1
@@ -116,7 +124,8 @@ async def test_no_pod_leaks_and_no_box_is_lost(
     cluster_settings: dict[str, Any], postgres: Database, tmp_path: Path
 ) -> None:
     """Servers are killed, Pods deleted, the database stopped for 30 s, the API server restarted where the environment
-    says how (HUTCH_TEST_KUBE_RESTART): every error is typed, every acknowledged box is there, and no Pod is left."""
+    says how (HUTCH_TEST_KUBE_RESTART): every error is typed, and retryable unless the box was harmed; every
+    acknowledged box is there; Pods and rows agree on one owner and keeper for each; and no Pod is left (B8)."""
     dice = random.Random(SEED)
     provider = provider_of(cluster_settings)
     with postgres.database() as store:
@@ -126,6 +135,7 @@ async def test_no_pod_leaks_and_no_box_is_lost(
             chaos = asyncio.create_task(_chaos(servers, load, provider, postgres, dice))
             await asyncio.gather(*(load.work(number, chaos) for number in range(WORKERS)))
             harm = await chaos
+            owners = await _agreed_owners(provider, store)
             async with Hutch(servers.url(0), key=servers.key) as hutch:
                 await load.check_and_end(hutch)
                 for info in await hutch.boxes():  # creations whose answer was lost
@@ -138,7 +148,8 @@ async def test_no_pod_leaks_and_no_box_is_lost(
             await provider.close()
     assert left == []
     assert load.done["made"] > 10 and load.done["found again"] > 0, load.done
-    write("kubernetes-chaos", seed=SEED, harm=dict(harm), done=dict(load.done), errors=dict(load.errors))
+    assert load.final == []
+    write("kubernetes-chaos", seed=SEED, harm=dict(harm), done=dict(load.done), errors=dict(load.errors), owners=owners)
 
 
 async def _chaos(servers: Servers, load: Load, provider: Any, postgres: Database, dice: random.Random) -> Counter[str]:
@@ -167,6 +178,23 @@ async def _chaos(servers: Servers, load: Load, provider: Any, postgres: Database
 
 def _restart() -> str:
     return os.environ.get("HUTCH_TEST_KUBE_RESTART", "")
+
+
+async def _agreed_owners(provider: Any, store: str) -> int:
+    """Wait until each Pod's labels name the one owner and keeper that its row names; return how many Pods there are."""
+    deadline = time.monotonic() + 180
+    while True:
+        with psycopg.connect(store) as database:
+            rows = database.execute("SELECT id, owner, keeper FROM hutch.boxes").fetchall()
+        pods = await provider.cluster.objects("Pod", {manifests.BOX: None})
+        living = [each["metadata"]["labels"] for each in pods if phase(each) is Phase.RUNNING]
+        shown = {each[manifests.BOX]: (each[manifests.OWNER], each[manifests.KEEPER]) for each in living}
+        kept = {row[0]: tuple(manifests.holder(row[1], row[2]).values()) for row in rows}
+        wrong = {box: holder for box, holder in shown.items() if kept.get(box) != holder}
+        if not wrong:
+            return len(shown)
+        assert time.monotonic() < deadline, (wrong, kept)
+        await asyncio.sleep(2)
 
 
 async def _patiently(work: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,15 +1,19 @@
 """The committed manifests on a real API server: every object is taken, and the account may do what boxes need."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hutch import Hutch
 from hutch.errors import HutchError, Refused
 from hutch.providers.base import Command
+from tests.keeper.postgres_server import database as database
+from tests.keeper.postgres_server import postgres as postgres
 from tests.kubernetes.conftest import provider_of
-from tests.kubernetes.deployed import deployed
+from tests.kubernetes.deployed import deployed, reachable
 from tests.kubernetes.orders import order
 
 Settings = dict[str, Any]
@@ -52,6 +56,27 @@ async def test_the_manifests_are_applied_and_their_account_suffices(cluster_sett
             await deployment.take_away(resource, verb)
             caught = await refusal(account, **changes)
             assert f'resources ["{resource}"], verbs ["{verb}"]' in caught.remedy, caught
+
+
+async def test_the_servers_of_the_deployment_make_boxes(cluster_settings: Settings, database: str) -> None:
+    """The Deployment's own image starts with PostgreSQL under the restricted standard, with its account alone; both
+    servers become ready, and a box that one has made is used through the other."""
+    host = os.environ.get("HUTCH_TEST_KUBE_HOST")
+    if not host:
+        pytest.skip(
+            "needs the images of deploy/kubernetes/hutch.yaml in the cluster, and HUTCH_TEST_KUBE_HOST: this machine's "
+            "address as Pods see it"
+        )
+    async with reachable(database, host) as store, deployed(cluster_settings, store) as deployment:
+        async with asyncio.timeout(300):
+            one, two = await deployment.wait_for_servers()
+        key = await deployment.first_key()
+        async with Hutch(one, key=key) as here, Hutch(two, key=key) as there:
+            box = await here.create()
+            taken = await there.attach(box.id, takeover=True)
+            assert (await taken.exec("echo $((6*7))")).stdout == "42\n"
+            await there.destroy(box.id)
+            assert await here.boxes() == ()
 
 
 async def refusal(settings: Settings, **changes: Any) -> HutchError:

@@ -1,5 +1,6 @@
 """What the cluster answers when something is wrong becomes a typed error with a remedy, and nothing is left behind."""
 
+import copy
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from hutch.errors import ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.errors import BoxBroken, ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.providers.guest_client.link import Link
 from hutch.providers.kubernetes import manifests
 from hutch.providers.kubernetes import pods as pod_states
 from hutch.providers.kubernetes.cluster import Cluster
+from hutch.providers.kubernetes.instance import PodInstance
 from hutch.providers.kubernetes.pods import Phase, Pods
 from hutch.providers.kubernetes.provider import KubernetesProvider
 from hutch.providers.kubernetes.settings import Settings
@@ -223,6 +226,37 @@ async def test_a_pod_that_stays_pending_says_why(tmp_path: Path) -> None:
             await pods.wait_for_running("rec-pending", 1.0)
         assert caught.value.retryable
         await pods.close()
+        await cluster.close()
+
+
+async def test_a_box_on_a_silent_node_may_come_back(tmp_path: Path) -> None:
+    """A node that stops reporting leaves its Pods as they were and marks them not ready: the box is not given up, the
+    error names the node and is retryable; once the Pod is deleted, the box is broken."""
+    silent = copy.deepcopy(RECORDED["running"])
+    ready = next(each for each in silent["status"]["conditions"] if each["type"] == "Ready")
+    ready |= {"status": "False"}  # As a real cluster showed it 42 s after its kubelet was stopped, without a reason.
+    silent["status"]["podIP"] = "127.0.0.1"  # Nothing listens at the relay's port there.
+    async with scripted(tmp_path) as (script, path):
+        ordered = order()
+        name = manifests.name(ordered.box_id)
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        made = provider(path)
+        record = made.plan(ordered)
+        running = {"apiVersion": "v1", "kind": "Pod", **silent}
+
+        async def unreachable() -> Link:
+            raise Unavailable("Pod at 127.0.0.1 cannot be reached: no answer", op="connect")
+
+        box = PodInstance(record, ordered.spec, cluster, unreachable, shown=running, pods=made.pods)
+        script.on("GET", f"/pods/{name}", running)
+        with pytest.raises(Unavailable, match=r"node \S+ does not answer: Pod not ready") as caught:
+            await box.link()
+        assert caught.value.retryable and "Node" in caught.value.remedy
+        script.on("GET", f"/pods/{name}", 404)
+        with pytest.raises(BoxBroken, match="Pod was deleted"):
+            await box.link()
+        await box.close()
+        await made.close()
         await cluster.close()
 
 

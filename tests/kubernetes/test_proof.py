@@ -16,7 +16,10 @@ from hutch.keeper.embedded import Hutch
 from hutch.providers.base import Command
 from hutch.providers.kubernetes import manifests
 from tests.kubernetes.conftest import provider_of
+from tests.kubernetes.deployed import deployed
 from tests.kubernetes.orders import order
+from tests.kubernetes.test_deployed import live_once
+from tests.kubernetes.test_sandboxes import has_agent_sandbox
 from tests.proofs import write
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(0)]
@@ -88,12 +91,21 @@ async def exec_times(settings: Settings) -> tuple[float, float]:
         await provider.close()
 
 
+async def manifests_applied(settings: Settings, directory: Path) -> list[str]:
+    """Apply deploy/kubernetes/hutch.yaml, let a box live with the account it makes, and return the objects' kinds."""
+    async with deployed(settings) as deployment:
+        await live_once(await deployment.account(directory))
+        return deployment.applied
+
+
 async def test_the_whole_kit_and_the_ratios(cluster_settings: Settings, tmp_path: Path) -> None:
-    """The conformance kit passes; a claimed Pod is at least 5 times faster than a cold one, and a command through the
-    direct lane at least 10 times faster than the cluster's exec API."""
+    """The conformance kit passes, with persistent boxes where there is a storage class; the committed manifests are
+    applied; a claimed Pod is at least 5 times faster than a cold one, and a command through the direct lane at least 10
+    times faster than the cluster's exec API."""
     image = f"oci:{cluster_settings['image']}"
     report = await kit.run(lambda: provider_of(cluster_settings), image=image, patience=120.0, progress=print)
     assert report.ok, report.failed
+    applied = await manifests_applied(cluster_settings, tmp_path)
     cold, claimed = await cold_and_claimed(cluster_settings, tmp_path)
     direct, by_api = await exec_times(cluster_settings)
     provider = provider_of(cluster_settings)
@@ -106,6 +118,9 @@ async def test_the_whole_kit_and_the_ratios(cluster_settings: Settings, tmp_path
         cluster=version,
         passed=report.count(Outcome.PASSED),
         refused=report.count(Outcome.REFUSED),
+        objects_applied=applied,
+        persistent=bool(cluster_settings["storage_class"]),
+        agent_sandbox=await has_agent_sandbox(cluster_settings),
         cold_ms=round(cold * 1000),
         claimed_ms=round(claimed * 1000, 1),
         claim_ratio=round(cold / claimed, 1),

@@ -193,6 +193,15 @@ def test_every_route_answers(server: Server, client: Client, registry: registry_
     good(f"DELETE {template}", box)
     good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
+    good("GET /v1/app-templates", "/v1/app-templates")
+    app = good("POST /v1/apps", "/v1/apps", {"template": "static"})["box_id"]
+    good("GET /v1/apps", "/v1/apps")
+    good("POST /v1/apps/{box}/wait", f"/v1/apps/{app}/wait", {"timeout_sec": 60})
+    good("GET /v1/apps/{box}", f"/v1/apps/{app}")
+    good("GET /v1/apps/{box}/logs", f"/v1/apps/{app}/logs")
+    good("POST /v1/apps/{box}/stop", f"/v1/apps/{app}/stop")
+    good("POST /v1/apps/{box}/start", f"/v1/apps/{app}/start")
+    good("DELETE /v1/boxes/{box}", f"/v1/boxes/{app}")
     good("POST /v1/plan", "/v1/plan", {"memory_mb": 64})
     done.add("POST /v1/shutdown")  # `test_lifecycle` has it.
     assert done == {route.op for route in ROUTES}

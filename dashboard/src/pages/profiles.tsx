@@ -3,7 +3,7 @@
 import { get } from "../api/http";
 import type { Limits, Profile } from "../api/types";
 import { megabytes, seconds } from "../format";
-import { t } from "../i18n";
+import { t, word } from "../i18n";
 import { Facts, Loaded, Panel, Tag, useLoaded } from "../ui/basics";
 
 export function Profiles() {
@@ -31,7 +31,7 @@ function OneProfile({ profile, isDefault }: { profile: Profile; isDefault: boole
         [t("Network"), String(profile.network)],
         [t("Root"), profile.read_only_root ? t("read-only") : t("writable")],
         [t("Idle timeout"), profile.idle_timeout_sec ? seconds(Number(profile.idle_timeout_sec)) : t("no end")],
-        [t("Retention"), String(profile.retention)],
+        [t("Retention"), word(String(profile.retention))],
         [t("Isolation"), `${String(profile.min_isolation)}${profile.strict ? ` (${t("strict")})` : ""}`],
         [t("At most"), maxima.map(([name, value]) => `${name} ${value}`).join(", ")],
         [t("Locked"), locked.join(", ")],

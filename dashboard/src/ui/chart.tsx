@@ -34,7 +34,7 @@ export function Chart({ title, points, shown, tone }: ChartProps) {
   const span = spanOf(points);
   const known = points.filter((point): point is Point & { value: number } => point.value !== null);
   const top = Math.max(...known.map((point) => point.value), 0);
-  const x = (at: number) => WIDTH * (1 - (end - at) / span);
+  const x = (at: number) => Math.max(0, WIDTH * (1 - (end - at) / span));
   const y = (value: number) => HEIGHT - 1 - (top ? (value / top) * (HEIGHT - 6) : 0);
   const near = hovered === undefined ? undefined : nearest(known, end - span * (1 - hovered));
   const chosen = near ?? known.at(-1);

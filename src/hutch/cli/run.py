@@ -21,6 +21,7 @@ from hutch.providers.base import Command
 
 if TYPE_CHECKING:
     from hutch.api import Box
+    from hutch.model.spec import Adjustment
 
 TIMED_OUT = 124
 NOT_STARTED = 126  # No process was left for the command; a shell reports the same.
@@ -89,7 +90,7 @@ async def run_in_new_box(
             order = Command(
                 command=argv or await _image_command(hutch.config, box.spec.image), timeout_sec=seconds or None
             )
-            notes = [str(adjustment) for adjustment in (*box.adjustments, clamped) if adjustment]
+            notes = [*map(str, box.adjustments), *clamp_notes(clamped)]
             gc.freeze()
             gc.enable()
             return await run_to_end(arguments, attachment, box, order, notes, terminal=terminal)
@@ -142,13 +143,18 @@ async def _image_command(config: Config, reference: str) -> tuple[str, ...]:
     return await asyncio.to_thread(image_command, config, reference)
 
 
+def clamp_notes(clamped: "Adjustment | None") -> list[str]:
+    """Say that a timeout was cut, and how to get rid of it: a person who watches the command can end it."""
+    return [f"{clamped} (--timeout 0 sets none)"] if clamped else []
+
+
 def show_notes(notes: list[str]) -> None:
     for line in notes:
         note(line)
 
 
 def report_end(result: Result, attachment: Attachment) -> int:
-    """Say in one line what ended the command, unless it ended by itself; return the exit code."""
+    """Say in one line what ended the command, or what helps against the refusal it met; return the exit code."""
     if attachment.reader_left:
         return BROKEN_PIPE
     show_notes(list(result.notes))
@@ -156,6 +162,8 @@ def report_end(result: Result, attachment: Attachment) -> int:
     ours = verdict.cause is Cause.SIGNAL and bool(attachment.signals.forwarded)
     if verdict.cause not in (Cause.OK, Cause.EXIT) and not ours:
         note(f"{verdict.cause}: {verdict.message}" + (f" ({verdict.remedy})" if verdict.remedy else ""))
+    elif verdict.cause is Cause.EXIT and verdict.remedy:
+        note(verdict.remedy)
     return exit_code(result)
 
 

@@ -170,6 +170,10 @@ class PortStream(ABC):
             Unavailable, BoxBroken: As for `receive`.
         """
 
+    def is_quiet(self) -> bool:
+        """Whether nothing has come that was not received, not even the end. Without an answer it is not used again."""
+        return False
+
     @abstractmethod
     def end(self) -> None:
         """End our side; the program in the box may still send. A second call is fine."""
@@ -246,19 +250,11 @@ class Instance(ABC):
         raise Unsupported("this engine has no way to the ports of a box", op="connect")
 
     async def ports(self) -> tuple["PortInfo", ...]:
-        """Return the TCP ports on which programs in the box listen.
-
-        Raises:
-            Unsupported: As for `connect`.
-        """
+        """Return the TCP ports on which programs in the box listen. Raises: Unsupported, as `connect`."""
         raise Unsupported("this engine has no way to the ports of a box", op="ports")
 
     def watch_ports(self) -> AsyncIterator[tuple["PortInfo", ...]]:
-        """Yield the listening ports now and after each change, until the caller stops.
-
-        Raises:
-            Unsupported: As for `connect`.
-        """
+        """Yield the listening ports now and after each change, until the caller stops. Raises: Unsupported."""
         raise Unsupported("this engine has no way to the ports of a box", op="ports")
 
     @abstractmethod

@@ -1,5 +1,7 @@
 """Hutch as a sandbox of inspect_ai, and the self-check that inspect_ai ships for sandboxes, run against it."""
 
+import os
+
 import pytest
 from inspect_ai.util import ExecResult, OutputLimitExceededError, SandboxEnvironment, SandboxEnvironmentLimits
 from inspect_ai.util._sandbox.environment import SandboxUserUnsupportedError
@@ -37,15 +39,13 @@ class HutchSandbox(SandboxEnvironment):
         await self._box.files.write(file, contents)
 
     async def read_file(self, file, text=True):
-        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        data = await self._box.files.read(file, limit=limit + 1)
-        if len(data) > limit:
+        data = await self._box.files.read(file, limit=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE + 1)
+        if len(data) > SandboxEnvironmentLimits.MAX_READ_FILE_SIZE:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return data.decode() if text else data
 
     @classmethod
-    async def sample_cleanup(cls, task_name, config, environments, interrupted):
-        """Boxes end with their Hutch."""
+    async def sample_cleanup(cls, task_name, config, environments, interrupted): ...
 
 
 @pytest.fixture
@@ -55,5 +55,5 @@ def anyio_backend():
 
 @pytest.fixture
 async def sandbox_env():
-    async with Hutch() as hutch, hutch.box(read_only_root=False, limits={"memory_mb": 1024}) as box:
+    async with Hutch() as hutch, hutch.box(read_only_root=os.geteuid() != 0, limits={"memory_mb": 1024}) as box:
         yield HutchSandbox(box)

@@ -138,6 +138,8 @@ async def respond(method, path, given, target, pairs, headers, reader, writer):
         writer.write(answer(200, b"waited"))
     elif path == "/raw":
         writer.write(base64.urlsafe_b64decode(given["answer"]))
+        await writer.drain()
+        return False
     elif path == "/endless":
         writer.write(b"HTTP/1.1 200 OK\r\n")
         while True:

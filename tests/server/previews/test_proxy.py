@@ -192,7 +192,12 @@ def test_open_connections_keep_a_box_from_idling(owner: Client) -> None:
             while time.monotonic() < ends:
                 assert stream.read1(4096)
             assert owner.saying(hutch_observe="yes").good("GET", path)["state"] == "running"
-        until(lambda: owner.call("GET", path).status in (404, 410) or owner.good("GET", path)["state"] == "paused")
+        until(lambda: _has_ended(owner, path))
+
+
+def _has_ended(owner: Client, path: str) -> bool:
+    answer = owner.call("GET", path)
+    return answer.status in (404, 410) or answer.json()["state"] == "paused"
 
 
 def test_ports_are_events_when_they_appear_and_go(owner: Client) -> None:

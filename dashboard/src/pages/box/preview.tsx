@@ -50,7 +50,7 @@ export function PreviewPanel({ preview, closed, end }: { preview: Preview; close
       <Button kind="danger" onClick={() => end(preview)}>{t("End the preview")}</Button>
     </>}>
       {closed && <Notice tone="warning" title={t("Nothing listens on port {port} any more.", { port: preview.port })}>{t("Below is what it sent last. It loads anew when a program listens there again.")}</Notice>}
-      {preview.url && <CopyText text={preview.url} />}
+      {preview.url && <CopyText text={preview.url} shown={preview.url.split("?")[0]} />}
       {/* Sandboxed, and answered with a sandbox too: the page has an opaque origin and no session of ours. */}
       <iframe key={round} className="preview" title={title} src={pathOf(preview.path_url)}
         sandbox="allow-scripts allow-forms allow-modals" referrerPolicy="no-referrer" />

@@ -15,7 +15,7 @@ from hutch.cli.connect import Attached, attach_box, joined, open_hutch
 from hutch.cli.options import add_box, duration, variable
 from hutch.cli.output import columns, emit_json, note
 from hutch.cli.parsers import CliCommand
-from hutch.cli.run import EndedCommand, report_end, run_attached, run_to_end
+from hutch.cli.run import EndedCommand, clamp_notes, report_end, run_attached, run_to_end
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.model.results import JobInfo, JobState, Result
 from hutch.policy.effective import clamp_timeout
@@ -107,7 +107,7 @@ def _with_timeout(order: Command, arguments: argparse.Namespace, box: Box) -> tu
     if arguments.timeout == 0 or (arguments.tty and arguments.timeout is None):
         return order, []
     seconds, clamped = clamp_timeout(arguments.timeout, box.spec.limits)
-    return order.but(timeout_sec=seconds or None), [str(clamped)] if clamped else []
+    return order.but(timeout_sec=seconds or None), clamp_notes(clamped)
 
 
 class Jobs(CliCommand):

@@ -45,7 +45,7 @@ examples:
         build.add_options(parser)
         # A Debian that debootstrap made has every package; another one may have to fetch some.
         network = "on" if arguments.base else "off"
-        steps = ["--run", base.setup_script(name), "--workdir", "/home/user"]
+        steps = ["--copy", f"{base.SUDO}:/usr/bin/sudo", "--run", base.setup_script(name), "--workdir", "/home/user"]
         options = parser.parse_args([name, "--from", source, "--net", network, *steps])
         merged = {**vars(arguments), **vars(options), "no_cache": arguments.no_cache}
         return await build.run_async(argparse.Namespace(**merged))

@@ -64,7 +64,15 @@ class BoxStream:
         """End this side; the program may still send."""
         self._stream.end()
 
+    def is_quiet(self, live: Live) -> bool:
+        """Whether this leads to that box, and nothing has come on it that was not received, not even its end."""
+        return self._live is live and self._stream.is_quiet()
+
     async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """Close both sides, from code that cannot wait."""
         if self._open:
             self._open = False
             self._stream.close()

@@ -17,8 +17,9 @@ from typing import NoReturn
 
 from hutch.guest.protocol import encode
 from hutch.kernels.programs.python.kernel import Prepared, prepare
+from hutch.kernels.programs.python.snapshot import reseed
 from hutch.kernels.warm.entry import Entry, EntryRequest, Settings
-from hutch.linux import identity, kernel, landlock, seccomp
+from hutch.linux import address_space, identity, kernel, landlock, seccomp
 from hutch.providers.native.spawn import wire
 
 _DESCRIPTORS = 4
@@ -38,6 +39,9 @@ def main(fd: int, libraries: list[str]) -> None:
     prepared = prepare()
     prepared.own_path = sys.path[-1]
     _warm_up(prepared)
+    prepared.own_modules = [
+        name for name in sys.modules if name.startswith("hutch.") and not name.startswith("hutch.kernels")
+    ]
     command_line.show("hutch-template")  # Not earlier: it erases the environment, which libraries read.
     settings = Settings(
         last_capability=identity.last_capability(),
@@ -49,6 +53,7 @@ def main(fd: int, libraries: list[str]) -> None:
     threads = len(os.listdir("/proc/self/task"))
     gc.collect()
     gc.freeze()  # so that no collection writes to pages that kernels share
+    address_space.use_huge_pages()
     sock.sendall(encode({"ready": True, "threads": threads, "missing": missing, "seconds": time.monotonic() - began}))
     if threads == 1:
         _Server(sock, settings, prepared).run()
@@ -79,6 +84,7 @@ def _warm_up(prepared: Prepared) -> None:
             except Exception as error:  # A broken library is the code's problem, at its first use.
                 prepared.notes.append(f"{library} does not work: {error}"[:300])
     prepared.warm_up()
+    reseed()  # Every kernel does, and finds what that needs.
 
 
 class _Server:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,16 @@ class Template:
             await asyncio.to_thread(os.waitpid, self.pid, 0)
 
 
+class KernelCounts:
+    """What a keeper's kernels have done since it started."""
+
+    def __init__(self) -> None:
+        self.starts: Counter[str] = Counter()
+        """Kernels by how they began: warm, cold or forked."""
+        self.runs: Counter[tuple[str, str]] = Counter()
+        """Runs by language, and by the cause of their verdict."""
+
+
 class Templates:
     """All templates of one keeper."""
 
@@ -146,6 +157,7 @@ class Templates:
         self._state_dir = state_dir
         self._templates: dict[str, asyncio.Task[Template]] = {}
         self._retired: list[asyncio.Task[None]] = []
+        self.counts = KernelCounts()
         self.failure = ""
         """Why no template could be started; "" if none failed."""
 
@@ -182,10 +194,9 @@ class Templates:
         if entrance is None:
             return None
         try:
-            started = await template.enter(entrance, kernel)
+            started, _ = await asyncio.gather(template.enter(entrance, kernel), _greeting(instance))
         finally:
             await entrance.close()
-        await instance.link(GUEST)
         notes = tuple(f"{name} is not available: {why}" for name, why in template.missing.items())
         return instance.started_kernel(started), notes
 
@@ -244,6 +255,11 @@ class Templates:
             self._retire(self._templates.pop(owner))
         for task in self._retired:
             await task
+
+
+async def _greeting(instance: NativeInstance) -> None:
+    """Connect to the kernel guest while it is on its way: the socket is there already, and it greets when it serves."""
+    await instance.link(GUEST)
 
 
 def _used_up(template: Template) -> bool:

@@ -252,6 +252,11 @@ class Channel:
     def done(self) -> bool:
         return self._answer.done()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether something has come that nobody has read."""
+        return bool(self._inbox)
+
     def succeed(self, fields: Fields) -> None:
         self.stop_timer()
         self._stop_widening()

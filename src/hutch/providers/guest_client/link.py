@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import socket
-import struct
 from typing import Any, Self, cast
 
 from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
@@ -50,7 +49,6 @@ NOT_THE_GUESTS = frozenset(
     {"gone", "unavailable", "box_broken", "engine", "lease_lost", "busy", "held_elsewhere", "timeout"}
 )
 REQUEST_TIMEOUT = 30.0
-_PEER = struct.Struct("iII")  # struct ucred
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -115,15 +113,6 @@ class Link(asyncio.BufferedProtocol):
     @property
     def usable(self) -> bool:
         return self.lost is None
-
-    @property
-    def peer_pid(self) -> int:
-        """The pid of the process that listens at the other end, as the kernel tells it (SO_PEERCRED); 0 if unknown."""
-        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if sock is None:
-            return 0
-        pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
-        return pid
 
     # --- asking ----------------------------------------------------------------------------------------------
 

@@ -81,6 +81,9 @@ class GuestPortStream(PortStream):
             await self._channel.answer()  # This raises why the guest ended the connection.
             raise PortClosed(f"the connection to port {self._port} of the box was closed")
 
+    def is_quiet(self) -> bool:
+        return not (self._read_end or self._channel.done or self._channel.has_waiting)
+
     def end(self) -> None:
         if not self._ended:
             self._ended = True

@@ -1,9 +1,12 @@
 """`PodInstance`: the provider contract over the guest of a Pod."""
 
+import asyncio
+import errno
 import json
 from collections.abc import Awaitable, Callable
 
 from hutch.errors import BoxBroken, HutchError, NotFound, Unavailable, Unsupported
+from hutch.logs import log
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, Order
 from hutch.providers.base import InstanceRecord
@@ -17,6 +20,8 @@ from hutch.providers.kubernetes.pods import Phase, Pods, phase, reason_of_end, t
 
 _UNHELD = 1 << 50
 """The watchdog's bound of memory where the kernel holds the box's own."""
+_END_LOOKS = 20
+_LOOK_SECONDS = 0.5
 
 
 def guest_options(order: Order) -> bytes:
@@ -89,23 +94,36 @@ class PodInstance(BundledInstance):
         try:
             return await self._connect_to_guest()
         except (BoxBroken, Unavailable) as error:
-            try:
-                pod = await self._cluster.get("Pod", self.pod)
-            except NotFound:
-                raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted") from error
-            except HutchError:
-                raise error from None
-            if phase(pod) in (Phase.ENDED, Phase.GONE):
-                raise BoxBroken(f"box {self.record.box_id} has ended: {reason_of_end(pod)}") from error
-            if self.is_replaced_by(pod):
-                raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted and made anew") from error
-            if why := trouble(pod):
-                raise Unavailable(
-                    f"box {self.record.box_id} cannot be reached: {why}",
-                    op="connect",
-                    remedy="wait for the node; if it is lost, delete its Node object, and the box is given up",
-                ) from error
+            # A relay without a guest hangs up: then the Pod ends, and the kubelet will report it in a moment.
+            looks = _END_LOOKS if error.details.get("errno") == errno.ECONNRESET else 1
+            for look in range(looks):
+                await asyncio.sleep(_LOOK_SECONDS if look else 0)
+                if (pod := await self._shown_pod()) is None:
+                    break
+                self._raise_if_ended(pod, error)
             raise
+
+    async def _shown_pod(self) -> Manifest | None:
+        """Return the Pod, or None if the cluster does not answer. Raises BoxBroken if there is none."""
+        try:
+            return await self._cluster.get("Pod", self.pod)
+        except NotFound as gone:
+            raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted") from gone
+        except HutchError as unknown:
+            log("kubernetes").info("nobody says what became of a Pod", pod=self.pod, error=unknown.message)
+            return None
+
+    def _raise_if_ended(self, pod: Manifest, error: HutchError) -> None:
+        if phase(pod) in (Phase.ENDED, Phase.GONE):
+            raise BoxBroken(f"box {self.record.box_id} has ended: {reason_of_end(pod)}") from error
+        if self.is_replaced_by(pod):
+            raise BoxBroken(f"box {self.record.box_id} is gone: its Pod was deleted and made anew") from error
+        if why := trouble(pod):
+            raise Unavailable(
+                f"box {self.record.box_id} cannot be reached: {why}",
+                op="connect",
+                remedy="wait for the node; if it is lost, delete its Node object, and the box is given up",
+            ) from error
 
     def is_replaced_by(self, pod: Manifest) -> bool:
         """Return whether a Pod has this box's name and is another one, as agent-sandbox makes after a deletion."""

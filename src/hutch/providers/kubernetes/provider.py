@@ -29,6 +29,8 @@ from hutch.providers.stdio_relay.sdk_calls import create_or_undo
 _KINDS = KINDS[:3]
 """What a box has while it runs; its claims may outlive it."""
 _LONG_AGO_SECONDS = 600.0
+_SWEEP_SECONDS = 3600.0
+_END_SECONDS = 5.0
 
 
 class KubernetesProvider(Provider):
@@ -222,7 +224,22 @@ class KubernetesProvider(Provider):
         return certificates.RelayKeys(text.get("tls.crt", ""), "", text.get("token", ""))
 
     async def list(self) -> tuple[InstanceRecord, ...]:
-        return tuple(_record(self.name, pod) for pod in await self.cluster.objects("Pod", {BOX: None}))
+        """Return the boxes that have a Pod, and the stopped ones, of which only claims are left."""
+        records = [_record(self.name, pod) for pod in await self.cluster.objects("Pod", {BOX: None})]
+        found = {record.box_id: record for record in records}
+        claims: dict[str, list[Manifest]] = {}
+        if self._settings.storage_class:
+            for each in await self.cluster.objects("PersistentVolumeClaim", {BOX: None}):
+                if not each["metadata"].get("deletionTimestamp"):
+                    claims.setdefault(each["metadata"]["labels"][BOX], []).append(each)
+        for box_id in claims.keys() - found.keys():
+            labels = claims[box_id][0]["metadata"]["labels"]
+            names = [each["metadata"]["name"] for each in claims[box_id]]
+            found[BoxId(box_id)] = InstanceRecord(
+                provider=self.name, box_id=BoxId(box_id), keeper=labels.get(KEEPER, ""),
+                data={"claims": names, "store": True},
+            )  # fmt: skip
+        return tuple(found.values())
 
     # --- ending ----------------------------------------------------------------------------------------------
 
@@ -231,32 +248,48 @@ class KubernetesProvider(Provider):
         await self._delete(record, kinds=_KINDS)
 
     async def restore(self, order: Order, record: InstanceRecord) -> PodInstance:
+        for claim in _claims(record):
+            if (await self.cluster.get("PersistentVolumeClaim", claim))["metadata"].get("deletionTimestamp"):
+                raise NotFound(f"the files of box {record.box_id} are gone: {claim} was deleted", op="restore")
         return await create_or_undo(self._make(order, record), lambda: self.stop(record))
 
     async def destroy(self, record: InstanceRecord) -> None:
         await self._delete(record, kinds=_KINDS)
-        claims = record.data.get("claims")
-        for claim in claims if isinstance(claims, list) else ():
+        for claim in _claims(record):
             await self.cluster.delete("PersistentVolumeClaim", claim)
 
     async def _delete(self, record: InstanceRecord, kinds: tuple[str, ...]) -> None:
         """Delete the box's objects; the Sandbox first, because its controller would make the Pod again."""
         name = manifests.name(record.box_id)
+        await self._end_processes(name)
         if record.data.get(sandboxes.WORKLOAD):
             with contextlib.suppress(Unsupported):  # Without the resource definition there is no Sandbox any more.
                 await self.cluster.delete("Sandbox", name)
         for kind in kinds:
             await self.cluster.delete(kind, name)
 
+    async def _end_processes(self, name: str) -> None:
+        """Let the guest end the box now: the kubelet leaves the containers of a deleted Pod some seconds more."""
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                pod = await self.cluster.get("Pod", name)
+                if phase(pod) is not Phase.RUNNING:
+                    return
+                await lanes.end_box(await self._connect(name, _address(pod), await self._keys(name), None))
+        except NotFound:
+            return
+        except (HutchError, TimeoutError) as error:
+            log("kubernetes").info("a box ends with its Pod, not before", pod=name, error=error)
+
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
         """Remove Pods that ended long ago, and secrets and policies without a Pod: no keeper has cleared them away.
 
         A box whose keeper and store are lost is ended by its own clock, and then its Pod is found here. Claims are
         kept: a stopped persistent box has no Pod, and only its record tells that it is still wanted. Keepers ask often
-        and the lists may be long, so a process looks at most every ten minutes.
+        and the lists may be long, so a process looks at most every hour.
         """
         now = time.monotonic()
-        if self._swept_at is not None and now - self._swept_at < _LONG_AGO_SECONDS:
+        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS:
             return ()
         self._swept_at = now
         pods = await self.cluster.objects("Pod", {BOX: None})
@@ -296,6 +329,11 @@ def _record(provider: str, pod: Manifest) -> InstanceRecord:
     if any(each.get("kind") == "Sandbox" for each in pod["metadata"].get("ownerReferences") or ()):
         data[sandboxes.WORKLOAD] = str(Workload.SANDBOX)
     return InstanceRecord(provider=provider, box_id=BoxId(labels[BOX]), keeper=labels.get(KEEPER, ""), data=data)
+
+
+def _claims(record: InstanceRecord) -> tuple[str, ...]:
+    claims = record.data.get("claims")
+    return tuple(claims) if isinstance(claims, list) else ()
 
 
 def _address(pod: Manifest) -> str:

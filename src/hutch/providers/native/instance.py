@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import cached_property
@@ -18,7 +20,7 @@ from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode
 from hutch.providers.base import Command, Entrance, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import GuestInstance
-from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.link import Link, connect_unix
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.entrance import host_pid
@@ -43,6 +45,7 @@ KERNEL_GUEST = "deputy-kernels"
 """The socket of the guest that kernels are forked from. Like those of root guests, it tells every keeper of it."""
 _END_TIMEOUT = 10.0
 """Seconds that a guest may take to end the processes of its box."""
+_PEER = struct.Struct("iII")  # struct ucred
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
 
 
@@ -168,8 +171,16 @@ class NativeInstance(GuestInstance):
     async def host_pid(self, process: GuestProcess) -> int:
         """Return the pid on this machine of a job of the box; 0 if it has ended."""
         link = await self.link_of(process.id)
-        guest = link.peer_pid if link is self._links.get("kernels") else self.pid
+        guest = self._kernel_guest_pid() if link is self._links.get("kernels") else self.pid
         return host_pid(guest, (await process.info()).pid)
+
+    def _kernel_guest_pid(self) -> int:
+        """The pid of the process that listens at the kernel guest's socket, as the kernel tells it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            connect_unix(sock, f"{self.record.data['directory']}/{KERNEL_GUEST}")
+            pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+        return pid
 
     async def _connect_kernels(self) -> Link:
         path = f"{self.record.data['directory']}/{KERNEL_GUEST}"

@@ -13,7 +13,9 @@ from pathlib import Path
 from hutch.server.request import Receive, Scope, Send, headers_of
 
 BUILT = Path(__file__).parent / "static"
-PAGES = frozenset({"", "sign-in", "boxes", "approvals", "skills", "mcp-servers", "tools", "keys", "audit", "profiles"})
+PAGES = frozenset(
+    ("", "sign-in", "boxes", "apps", "approvals", "skills", "mcp-servers", "tools", "keys", "audit", "profiles")
+)
 """First parts of the paths at which the one page is served; the page itself decides what it shows there."""
 TYPES = {
     ".html": "text/html; charset=utf-8",

@@ -193,6 +193,7 @@ async def connect(request: Request) -> Answer:
         await request.sandboxes.resume(live, timeout)
         if body.memory is False:
             await live.running.reboot()
+            request.sandboxes.sudo.forget(live.record.id)
         return answer(await sandbox_of(request, live.record), 201)
     if live.record.state is not State.RUNNING:
         raise NotFound(f"sandbox {live.record.id} is {live.record.state}")

@@ -16,7 +16,7 @@ from hutch.model.results import Cause
 from hutch.server.e2b.errors import Answer, NotRunning, status_of, text_of
 from hutch.server.e2b.requests import Request
 from hutch.server.e2b.streams import Cut
-from hutch.server.request import Send
+from hutch.server.request import Message, Send
 
 KEEPALIVE_SECONDS = 5.0
 LONGEST_SECONDS = 86400.0
@@ -30,6 +30,10 @@ _NAMES = {
 """From media types to the fields of a result; all others are in `extra`."""
 _DEFAULTS = ("python", "javascript")
 """The contexts that every sandbox has from its start."""
+
+_HEAD: Message = {
+    "type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]
+}  # fmt: skip
 
 Line = dict[str, Any]
 
@@ -116,12 +120,23 @@ async def _execute(request: Request, send: Send) -> None:
     body = await request.body(ExecuteBody)
     if body.context_id and body.language:
         raise Invalid("Only one of context_id or language can be provided")
+    await request.find_running()
+    started = False
+
+    async def starting(message: Message) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
     try:
         await request.call.until_disconnect(
-            request.sandboxes.streams.run(request.sandbox, _stream(request, body, send))
+            request.sandboxes.streams.run(request.sandbox, _stream(request, body, starting))
         )
-    except Cut:
-        raise NotRunning(request.sandbox) from None
+    except (Cut, NotRunning):
+        # The sandbox ended meanwhile. The answer stays incomplete: clients then ask whether it still runs, and say
+        # what became of it.
+        if not started:
+            await send(_HEAD)
 
 
 async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
@@ -130,7 +145,7 @@ async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
     run = asyncio.ensure_future(_run(request, body, queue))
     try:
         line = await _next_line(request, queue)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send(_HEAD)
         while line is not None:
             await send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
             line = await _next_line(request, queue)
@@ -155,6 +170,7 @@ async def _next_line(request: Request, queue: "asyncio.Queue[Line | BaseExceptio
 async def _run(request: Request, body: ExecuteBody, queue: "asyncio.Queue[Line | BaseException | None]") -> None:
     try:
         async with request.using() as box:
+            await request.sandboxes.sudo.ensure(box)
             async with aclosing(_lines(box, body)) as lines:
                 async for line in lines:
                     await queue.put(line)

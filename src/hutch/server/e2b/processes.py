@@ -10,6 +10,7 @@ from hutch.errors import Conflict, Invalid, NotFound, NotRunnable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.model.results import Cause, JobInfo, JobState
+from hutch.server.e2b import sudo
 from hutch.server.e2b.connect import ConnectError, Message, Nothing
 from hutch.server.e2b.requests import Request
 
@@ -94,6 +95,7 @@ async def start(request: Request, message: StartMessage) -> AsyncGenerator[Messa
     """Start a process and stream its output. It goes on if the client leaves, and is killed at the call's deadline."""
     process, size = message.process, (message.pty or Pty()).size
     async with request.using() as box:
+        await request.sandboxes.sudo.ensure(box)
         try:
             job = await box.start(
                 (process.cmd, *process.args), cwd=request.resolve(process.cwd), env=process.envs,
@@ -171,7 +173,8 @@ async def _running(box: BoxHandle, message: ProcessMessage) -> JobHandle:
 async def list_processes(request: Request, message: Nothing) -> Message:
     """List the processes that clients have started and that run."""
     async with request.using() as box:
-        return {"processes": [_described(info) for info in await box.jobs() if info.state is JobState.RUNNING]}
+        running = [info for info in await box.jobs() if info.state is JobState.RUNNING and info.name != sudo.NAME]
+        return {"processes": [_described(info) for info in running]}
 
 
 def _described(info: JobInfo) -> Message:

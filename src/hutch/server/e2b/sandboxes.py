@@ -10,6 +10,7 @@ from hutch.server.e2b.credentials import Tokens
 from hutch.server.e2b.labels import SESSION, TEMPLATE, TIMEOUT
 from hutch.server.e2b.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.streams import Streams
+from hutch.server.e2b.sudo import Sudo
 from hutch.server.keyed_boxes import KeyedBoxes
 from hutch.server.service import Service
 
@@ -25,6 +26,7 @@ class Sandboxes:
         self.keeper = service.keeper
         self.tokens = Tokens(open_key(service.config))
         self.streams = Streams()
+        self.sudo = Sudo()
         self.ending: set[str] = set()
         """Sandboxes that are being killed: whose streams are told so must not find them alive when they ask."""
         self.ended: dict[str, None] = {}
@@ -45,6 +47,8 @@ class Sandboxes:
         seconds = timeout if timeout is not None else float(given) if given else DEFAULT_TIMEOUT
         await self.set_end(live, time.time() + seconds)
         await self.keeper.pauser.resume(live)
+        if live.record.spec.ttl_action is TtlAction.HALT:
+            self.sudo.forget(live.record.id)
 
     async def set_end(self, live: Live, at: float) -> None:
         """Let the sandbox end at a Unix time; 0 for never."""
@@ -57,6 +61,8 @@ class Sandboxes:
         """
         await self.streams.cut(live.record.id)
         await self.keeper.pauser.pause(live, "paused by an E2B client", halt=halt)
+        if halt:
+            self.sudo.forget(live.record.id)
         await self.set_end(live, 0.0)
 
     async def relabel(

@@ -8,7 +8,7 @@ navigation, because a page of another preview may be of the same site.
 import asyncio
 from contextlib import suppress
 
-from hutch.errors import Gone, HutchError, NotFound, Unauthenticated
+from hutch.errors import Gone, HutchError, NotFound, QuotaExceeded, Unauthenticated
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.ports import BoxStream
 from hutch.keeper.boxes.live import Live
@@ -20,6 +20,7 @@ from hutch.server.http.connections import CONNECTION, Connection
 from hutch.server.previews.access import Grant
 from hutch.server.previews.headers import COOKIE, TOKEN_HEADER, Headers, Visit, own_cookies, path_form_headers
 from hutch.server.previews.hosts import PATH_PREFIX, PathName, PortName, parse_path
+from hutch.server.previews.idle import IdleConnections, Visitor
 from hutch.server.previews.issuer import QUERY, Previews
 from hutch.server.previews.pages import send_page
 from hutch.server.previews.proxy import NotProxied, proxy_http
@@ -44,6 +45,7 @@ class PreviewDoor:
         self._service = service
         self._auth = auth
         self._previews = previews
+        self._idle_connections = IdleConnections()
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -105,11 +107,20 @@ class PreviewDoor:
         ports = self._service.keeper.ports
 
         async def connect() -> BoxStream:
+            try:
+                return await ports.connect(live, name.port, wait=wait)
+            except QuotaExceeded:
+                if not self._idle_connections.close_all():
+                    raise
             return await ports.connect(live, name.port, wait=wait)
 
-        proxy = proxy_websocket if scope["type"] == "websocket" else proxy_http
         async with self._previews.access.using(grant):
-            await proxy(connect, visit, _without_token(scope), receive, send)
+            if scope["type"] == "websocket":
+                await proxy_websocket(connect, visit, _without_token(scope), receive, send)
+            else:
+                # Strangers who share a public preview do not share connections.
+                reuse = None if grant.public else Visitor(self._idle_connections, grant.id, live, name.port)
+                await proxy_http(connect, visit, _without_token(scope), receive, send, reuse)
 
     async def _admit(
         self, scope: Scope, headers: dict[str, str], name: PortName, path_name: PathName | None
@@ -176,6 +187,7 @@ class PreviewDoor:
             async with asyncio.timeout(min(seconds, SHORT_SECONDS)):
                 await self._idle.wait()
         self._previews.access.end_all()
+        self._idle_connections.close_all()
 
 
 def _may_use_cookie(headers: dict[str, str], own: str) -> bool:

@@ -1,4 +1,4 @@
-"""The one HTTP proxy into a box: a request goes in over a connection of its own, its answer comes out as it arrives.
+"""The one HTTP proxy into a box: a request goes in on a connection to the port, its answer comes out as it arrives.
 
 The server's own parser has read the request, so what goes in is written anew: one request, with one length. The answer
 is read by the same parser (llhttp), strictly. Redirects are the visitor's business. Whoever calls this has decided that
@@ -7,6 +7,7 @@ the visitor may reach the port.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import httptools
 
@@ -18,6 +19,15 @@ from hutch.server.request import ClientDisconnected, Receive, Scope, Send
 
 Connect = Callable[[], Awaitable[BoxStream]]
 """Opens a connection to the port."""
+
+
+class Reuse(Protocol):
+    """Connections of the same visitor to the same port that wait for the next request."""
+
+    def take(self) -> BoxStream | None: ...
+
+    def give(self, stream: BoxStream) -> None: ...
+
 
 MAX_HEAD_BYTES = 256 << 10
 MAX_INTERIM = 16
@@ -38,8 +48,10 @@ class NotProxied(Exception):
         self.message = message
 
 
-async def proxy_http(connect: Connect, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
-    """Pass one request to a box and its answer back.
+async def proxy_http(
+    connect: Connect, visit: Visit, scope: Scope, receive: Receive, send: Send, reuse: Reuse | None = None
+) -> None:
+    """Pass one request to a box and its answer back. A GET without a body may use a connection again.
 
     Raises:
         NotProxied: The request or its answer cannot be passed on.
@@ -48,26 +60,61 @@ async def proxy_http(connect: Connect, visit: Visit, scope: Scope, receive: Rece
 
     After the first byte of an answer nothing is raised for it: the visitor's connection is cut instead.
     """
-    head, has_body = _request_head(scope, visit)
-    async with await connect() as stream:
-        answer = Answer(stream, visit, send, is_head=scope["method"] == "HEAD")
-        await stream.send(head)
-        upload = asyncio.ensure_future(_upload(stream, receive, chunked=_is_chunked(scope), has_body=has_body))
-        reply = asyncio.ensure_future(answer.relay())
+    chunked = _is_chunked(scope)
+    if reuse is not None and (scope["method"] != "GET" or chunked or _lengths(scope)):
+        reuse = None
+    head, has_body = _request_head(scope, visit, last=reuse is None)
+    if reuse is not None and (waiting := reuse.take()) is not None:
         try:
-            await asyncio.wait({upload, reply}, return_when=asyncio.FIRST_COMPLETED)
-            if upload.done() and isinstance(upload.exception(), ClientDisconnected):
-                raise ClientDisconnected
-            # The program may have answered although it did not read all of the request.
-            await reply
-        finally:
-            for task in (upload, reply):
-                task.cancel()
-            await asyncio.wait({upload, reply})
+            await _exchange(waiting, head, Answer(waiting, visit, send), receive, reuse)
+            return
+        except UnusedConnection:
+            pass  # The program closed it meanwhile, and has not seen the request.
+    stream = await connect()
+    answer = Answer(stream, visit, send, is_head=scope["method"] == "HEAD")
+    await _exchange(stream, head, answer, receive, reuse, chunked=chunked, has_body=has_body)
 
 
-def _request_head(scope: Scope, visit: Visit) -> tuple[bytes, bool]:
-    """Return the request line and headers, and whether a body follows."""
+class UnusedConnection(PortClosed):
+    """The connection ended before a byte of an answer came."""
+
+
+async def _exchange(
+    stream: BoxStream, head: bytes, answer: "Answer", receive: Receive, reuse: Reuse | None, *, chunked: bool = False,
+    has_body: bool = False,
+) -> None:  # fmt: skip
+    """Send a request and relay its answer; the connection is closed then, or waits for the next request."""
+    upload = reply = None
+    kept = False
+    try:
+        await answer.send_request(head)
+        upload = asyncio.ensure_future(_upload(stream, receive, chunked=chunked, has_body=has_body))
+        reply = asyncio.ensure_future(answer.relay())
+        await asyncio.wait({upload, reply}, return_when=asyncio.FIRST_COMPLETED)
+        # After the last byte of an answer the server tells of a disconnection too.
+        if not reply.done() and upload.done() and isinstance(upload.exception(), ClientDisconnected):
+            raise ClientDisconnected
+        # The program may have answered although it did not read all of the request.
+        await reply
+        if reuse is not None and answer.may_have_another:
+            reuse.give(stream)
+            kept = True
+    finally:
+        running = {task for task in (upload, reply) if task is not None}
+        for task in running:
+            task.cancel()
+        if not kept:
+            stream.close_now()
+        if running:
+            await asyncio.wait(running)
+
+
+def _lengths(scope: Scope) -> list[bytes]:
+    return [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+
+
+def _request_head(scope: Scope, visit: Visit, *, last: bool) -> tuple[bytes, bool]:
+    """Return the request line and headers, and whether a body follows. `last` announces the end of the connection."""
     method: str = scope["method"]
     target: bytes = scope.get("raw_path") or scope["path"].encode()
     target = target[len(visit.prefix) :] or b"/"
@@ -78,7 +125,7 @@ def _request_head(scope: Scope, visit: Visit) -> tuple[bytes, bool]:
     if not target.startswith(b"/") or set(target) & _NOT_IN_TARGET:
         raise NotProxied(400, "the address of the request cannot be passed on")
     headers = request_headers(scope["headers"], visit)
-    length = [value for name, value in scope["headers"] if name.lower() == b"content-length"]
+    length = _lengths(scope)
     chunked = _is_chunked(scope)
     if len(length) > 1 or (length and chunked) or (length and not length[0].isdigit()):
         raise NotProxied(400, "the request has no single length")
@@ -86,7 +133,7 @@ def _request_head(scope: Scope, visit: Visit) -> tuple[bytes, bool]:
         headers.append((b"transfer-encoding", b"chunked"))
     elif length:
         headers.append((b"content-length", length[0]))
-    headers.append((b"connection", b"close"))
+    headers.append((b"connection", b"close" if last else b"keep-alive"))
     lines = [
         method.encode() + b" " + target + b" HTTP/1.1",
         *(as_written(name) + b": " + value for name, value in headers),
@@ -123,7 +170,7 @@ async def _upload(stream: BoxStream, receive: Receive, *, chunked: bool, has_bod
 class Answer:
     """Reads the answer of a program, and passes it on in the pieces in which it arrives."""
 
-    def __init__(self, stream: BoxStream, visit: Visit, send: Send, *, is_head: bool) -> None:
+    def __init__(self, stream: BoxStream, visit: Visit, send: Send, *, is_head: bool = False) -> None:
         self._stream = stream
         self._visit = visit
         self._send = send
@@ -136,7 +183,23 @@ class Answer:
         self._in_body = False
         self._complete = False
         self._has_length = False
+        self._left = 0
+        """Bytes of the body that are still to come and need no parser, because the answer has announced its length."""
+        self._keeps_open = False
+        self._surplus = False
+        """More came than one answer."""
         self._pieces: list[bytes] = []
+
+    @property
+    def may_have_another(self) -> bool:
+        """Whether the answer was whole, nothing followed it, and its connection stays open."""
+        return self._complete and not self._surplus and self._keeps_open
+
+    async def send_request(self, head: bytes) -> None:
+        try:
+            await self._stream.send(head)
+        except PortClosed as error:
+            raise UnusedConnection(error.message) from error
 
     async def relay(self) -> None:
         try:
@@ -147,10 +210,15 @@ class Answer:
         headers = response_headers(self._headers, self._visit)
         await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
         without_body = self._is_head or self._status in (204, 304)
+        if self._left and not (self._complete or without_body):
+            self._left -= sum(map(len, self._pieces))
+            receive_more = self._receive_body
+        else:
+            receive_more = self._feed
         while not (self._complete or without_body):
             await self._pass_on(more=True)
             try:
-                if not await self._feed():
+                if not await receive_more():
                     break
             except (HutchError, NotProxied) as error:
                 log("previews").info("answer cut off", port=self._visit.port, why=str(error))
@@ -166,10 +234,9 @@ class Answer:
             size = await self._feed()
             received += size
             if not size:
-                raise PortClosed(
-                    "the program in the box closed the connection without an answer" if not before else
-                    "the program in the box closed the connection within its answer"
-                )  # fmt: skip
+                if not before:
+                    raise UnusedConnection("the program in the box closed the connection without an answer")
+                raise PortClosed("the program in the box closed the connection within its answer")
             if received > MAX_HEAD_BYTES and not self._in_body:
                 raise NotProxied(502, "the headers of the program's answer do not end")
 
@@ -180,11 +247,23 @@ class Answer:
             try:
                 self._parser.feed_data(data)
             except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-                # What follows a complete answer belongs to nobody, because the connection ends with it.
-                if not self._complete:
+                # What follows a complete answer belongs to nobody, so the connection ends with it.
+                if self._complete:
+                    self._surplus = True
+                else:
                     self._problem = self._problem or str(error)
             if self._problem:
                 raise NotProxied(502, f"the program in the box does not speak HTTP/1.1: {self._problem}")
+        return len(data)
+
+    async def _receive_body(self) -> int:
+        """Take the next bytes of a body with a length as they are: the parser would only copy them."""
+        data = await self._stream.receive()
+        self._surplus = len(data) > self._left
+        if data:
+            self._pieces.append(data[: self._left] if self._surplus else data)
+        self._left = max(0, self._left - len(data))
+        self._complete = not self._left
         return len(data)
 
     async def _pass_on(self, *, more: bool) -> None:
@@ -194,6 +273,9 @@ class Answer:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     # --- the parser's callbacks ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._surplus = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._complete or self._in_body:
@@ -218,6 +300,9 @@ class Answer:
         if lengths.get(b"transfer-encoding", b"chunked") != b"chunked":
             self._problem = "only the transfer coding chunked can be passed on"
         self._has_length = bool(lengths)
+        if b"transfer-encoding" not in lengths:
+            self._left = int(lengths.get(b"content-length", b"0"))  # The parser has refused what is no number.
+        self._keeps_open = self._parser.should_keep_alive()
         self._in_body = True
 
     def on_body(self, body: bytes) -> None:

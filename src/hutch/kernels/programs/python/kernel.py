@@ -80,6 +80,8 @@ class Prepared:
         self.notes = notes
         self.own_path = ""
         """Where the process that prepares it has its own modules, which are no business of a kernel."""
+        self.own_modules: list[str] = []
+        """Their names. Looking for them touches every module's name, and so copies hundreds of pages."""
 
     def warm_up(self) -> None:
         """Run a value of each kind, so that the first real run finds everything imported."""
@@ -96,8 +98,7 @@ class Prepared:
         os.environb.update(env)
         os.chdir(cwd)
         reseed()
-        ours = [name for name in sys.modules if name.startswith("hutch.") and not name.startswith("hutch.kernels")]
-        for name in ours:
+        for name in self.own_modules:
             del sys.modules[name]
         version = "python{}.{}".format(*sys.version_info[:2])
         packages = os.path.join(os.environ.get("HOME", "/"), ".local", "lib", version, "site-packages")
