@@ -10,7 +10,7 @@ import pytest
 from tests.both.test_ports import ECHO
 from tests.cli.cli_process import TIMEOUT, hutch, started
 from tests.cli.conftest import Home
-from tests.server.serving import serving
+from tests.server.serving import Server, serving
 
 
 def _start_echo(home: Home, box: str) -> None:
@@ -45,6 +45,22 @@ def test_a_forwarded_port_without_a_server(home: Home) -> None:
     refused = home.hutch("box", "url", "db", "7000")
     assert refused.returncode == 125
     assert b"hutch serve" in refused.stderr
+
+
+def test_the_remedy_for_a_url_without_a_server_is_true() -> None:
+    """A server that is started on the same directory takes the box over, with its job, and the same command works."""
+    server = Server()
+    home = Home(server.state, server.run)
+    try:
+        home.good("box", "create", "--name", "web")
+        _start_echo(home, "web")
+        refused = home.hutch("box", "url", "web", "7000")
+        assert b"start `hutch serve`, then run this again" in refused.stderr
+        server.start()
+        assert home.good("box", "url", "web", "7000").startswith("http://7000-")
+        assert [each["port"] for each in home.json("box", "ports", "web")["ports"]] == [7000]
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="module")

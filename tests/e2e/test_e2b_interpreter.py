@@ -71,6 +71,18 @@ def test_contexts(interpreter: Sandbox) -> None:
         interpreter.run_code("1", context=context)
 
 
+def test_indented_code(interpreter: Sandbox) -> None:
+    """(S13) Code that is indented as a whole runs, as programs pass it in the lines of a long string."""
+    assert (
+        interpreter.run_code("""
+        if True:
+            x = 41
+        x + 1
+    """).text
+        == "42"
+    )
+
+
 def test_code_ends_with_its_sandbox(hutch_e2b: E2B) -> None:
     """(S13) Whoever waits for code in a sandbox that is killed is told so at once."""
     sandbox = Sandbox.create(**hutch_e2b.options)

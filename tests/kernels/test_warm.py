@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import json
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,71 @@ async def test_a_kernel_lives_through_a_checkpoint_and_ends_with_a_rollback() ->
         result = await box.python("'kept' in globals(), open('file').read()")
         assert result.text == "(False, 'first')", result
         assert any("state is gone" in note for note in result.notes)
+
+
+async def test_box_plots_have_their_numbers() -> None:
+    """A box plot is chart data with quartiles and outliers, upright and lying, as the E2B interpreter has it."""
+    code = (
+        "import json, matplotlib.pyplot as plt\n"
+        "_ = plt.boxplot([[1, 2, 3, 4, 5, 30], [2, 4, 6]], **{options})\n_ = plt.xticks([1, 2], ['p', 'q'])"
+    )
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        for options in ("{}", "{'patch_artist': True}"):
+            shown = await box.python(code.format(options=options))
+            (chart,) = [json.loads(d.data[CHART_MIME]) for d in shown.displays if CHART_MIME in d.data]
+            first, second = chart["elements"]
+            assert chart["type"] == "box_and_whisker" and (first["label"], second["label"]) == ("p", "q"), chart
+            assert first == {
+                "label": "p", "min": 1, "first_quartile": 2.25, "median": 3.5, "third_quartile": 4.75, "max": 5,
+                "outliers": [30],
+            }  # fmt: skip
+            assert (second["min"], second["median"], second["max"], second["outliers"]) == (2, 4, 6, [])
+        line = await box.python("import matplotlib.pyplot as plt\n_ = plt.plot([1, 2]); _ = plt.plot([2, 1])")
+        assert any('"type": "line"' in d.data.get(CHART_MIME, "") for d in line.displays)
+
+
+async def test_a_template_is_renewed_after_a_number_of_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed of string hashes is fixed in a template, so a new one takes its place; earlier kernels go on."""
+    monkeypatch.setattr("hutch.kernels.warm.templates.MAX_FORKS", 2)
+    ask = "hash('the same text')"
+    async with Hutch() as hutch, AsyncExitStack() as stack:
+        boxes = [await stack.enter_async_context(hutch.box(memory_mb=512)) for _ in range(3)]
+        hashes = [(await box.python(ask)).text for box in boxes]
+        assert hashes[0] == hashes[1] != hashes[2], hashes
+        assert [(await box.python(ask)).text for box in boxes] == hashes
+        assert all([(await box.kernels.all())[0].warm for box in boxes])
+
+
+async def test_a_missing_library_is_named_and_the_kernel_starts_without_it(prepared: Environment) -> None:
+    """The operator listed a package that the environment has not: the first result says so, and pandas is there."""
+    state = Path(os.environ["HUTCH_STATE_DIR"])
+    environment.prepare(state, ["no-such-package-here"], python=prepared.python)
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        result = await box.python("import sys\n'pandas' in sys.modules")
+        assert result.text == "True"
+        assert any("no_such_package_here is not available: ModuleNotFoundError" in note for note in result.notes)
+
+
+def test_metrics_and_events_know_kernels() -> None:
+    """Starts by kind, runs by verdict, and an event with the reason when a kernel dies."""
+    with serving() as server:
+        environment.prepare(server.state, python=sys.executable)
+        client = server.unix()
+        box_id = client.good("POST", "/v1/boxes", {"memory_mb": 512})["id"]
+        box = f"/v1/boxes/{box_id}"
+        for code in ("kept = 1", "1 / 0", "import os; os._exit(3)", "2"):
+            client.good("POST", f"{box}/code", {"code": code})
+        client.good("POST", f"{box}/code", {"code": "true", "language": "bash"})
+        client.good("POST", f"{box}/fork", {"kernel": True})
+        told = client.call("GET", "/metrics").body.decode()
+        assert 'hutch_kernels_started_total{start="warm"} 2.0' in told, told
+        assert 'hutch_kernels_started_total{start="forked"} 1.0' in told
+        assert 'hutch_code_runs_total{cause="ok",language="python"} 2.0' in told
+        assert 'hutch_code_runs_total{cause="exit",language="python"} 2.0' in told
+        assert 'hutch_code_runs_total{cause="ok",language="bash"} 1.0' in told
+        events = client.good("GET", f"/v1/events?box={box_id}")["events"]
+        (died,) = [event for event in events if event["kind"] == "kernel"]
+        assert died["old"] == "python" and "died" in died["reason"]
 
 
 async def test_many_kernels_at_once() -> None:

@@ -19,7 +19,7 @@ BASE = "e2b-base"
 INTERPRETER = "e2b-code-interpreter"
 PACKAGES = {
     BASE: ("bash", "ca-certificates", "curl", "git", "procps", "python3", "python3-pip", "python3-venv"),
-    INTERPRETER: ("nodejs", "python3-ipython", "python3-matplotlib", "python3-pandas", "python3-pil"),
+    INTERPRETER: ("nodejs", "python3-matplotlib", "python3-pandas", "python3-pil"),
 }
 """What each image has; the interpreter has what the base has too."""
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")

@@ -22,6 +22,8 @@ START_SECONDS = 120.0
 """A cold start loads a large library on a busy machine; a kernel that needs longer is taken for dead."""
 INTERRUPT_SECONDS = 5.0
 """How long interrupted code may take to end before its kernel is killed."""
+KERNEL_DIED = "KernelDied"
+"""The name of the error of code whose interpreter has ended."""
 WAKE = b'{"op":"wake"}\n'
 """What a copied kernel waits for at its new input."""
 _AHEAD = 64
@@ -443,7 +445,7 @@ class Run:
             verdict = Verdict(cause=Cause.EXIT, message="the interpreter ended")
         how = f"signal {ended.signal}" if ended.signal is not None else f"exit code {ended.exit_code}"
         value = f"the {self._kernel.language} kernel ended with {how}: {verdict.message}"
-        return self._result(verdict, CodeError(name="KernelDied", value=value, traceback=value), 0, 0)
+        return self._result(verdict, CodeError(name=KERNEL_DIED, value=value, traceback=value), 0, 0)
 
     def _result(self, verdict: Verdict, error: CodeError | None, count: int, dropped: int) -> CodeResult:
         kept = self._collected.result(self._kernel.id, self._kernel.language)

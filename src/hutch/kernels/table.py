@@ -182,6 +182,7 @@ class KernelTable:
         old = copy.kernel
         kernel = self._new(old.id, old.language, old.cwd, old.env)
         await kernel.wake(box, process, warm=old.warm)
+        self._count("forked")
         self._kernels[kernel.id] = kernel
 
     def miss(self, kernel: Kernel, box_id: str) -> None:
@@ -196,7 +197,13 @@ class KernelTable:
 
     async def _fork(self, instance: Instance, command: Command) -> tuple[Process, tuple[str, ...]] | None:
         assert self._templates is not None
-        return await self._templates.start(instance, self._owner, command)
+        started = await self._templates.start(instance, self._owner, command)
+        self._count("cold" if started is None else "warm")
+        return started
+
+    def _count(self, start: str) -> None:
+        if self._templates is not None:
+            self._templates.counts.starts[start] += 1
 
     async def _find(self, instance: Instance, kernel_id: str) -> Kernel:
         await self._load(instance)

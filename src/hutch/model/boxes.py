@@ -88,7 +88,8 @@ class Event(Record, frozen=True, kw_only=True):
     box_id: BoxId
     owner: str
     kind: str
-    """created | state | gone | warning | lease | claimed | changed | adopted | skill | asked | answered | port"""
+    """created | state | gone | warning | lease | claimed | changed | adopted | skill | asked | answered | port |
+    kernel"""
     old: str = ""
     new: str = ""
     reason: str = ""

@@ -56,6 +56,7 @@ class MetricsCollector(Collector):
         yield from self._work()
         yield from self._server()
         yield from self._ports()
+        yield from self._kernels()
         yield from self._receipts()
 
     def _boxes(self) -> Iterator[Metric]:
@@ -105,6 +106,13 @@ class MetricsCollector(Collector):
         yield _counter("hutch_port_connections_opened", "Connections made to ports of boxes.", (), opened)
         moved = _single({"in": ports.bytes_in, "out": ports.bytes_out})
         yield _counter("hutch_port_bytes", "Bytes sent to and received from ports of boxes.", ("direction",), moved)
+
+    def _kernels(self) -> Iterator[Metric]:
+        counts = self._keeper.engines.templates.counts
+        starts = _single({start: counts.starts[start] for start in ("warm", "cold", "forked")})
+        yield _counter("hutch_kernels_started", "Python kernels by how they began.", ("start",), starts)
+        runs = counts.runs.items()
+        yield _counter("hutch_code_runs", "Runs of code by the cause of their verdict.", ("language", "cause"), runs)
 
     def _receipts(self) -> Iterator[Metric]:
         queue = self._keeper.receipts.queue

@@ -1,18 +1,23 @@
 """The handle on a box's kernels: guarded by the lease, bounded by the box's limits, and recorded in receipts."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 from hutch.errors import HutchError
 from hutch.keeper.access.files import Guard
 from hutch.keeper.boxes.live import Live
+from hutch.kernels.kernel import KERNEL_DIED
 from hutch.kernels.table import KernelTable, check_run
 from hutch.kernels.warm.templates import Templates
+from hutch.model.boxes import Event
 from hutch.model.code import CodePiece, CodeResult, KernelInfo
 from hutch.model.receipts import Details
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Instance
+
+Announce = Callable[[Event], Awaitable[object]]
 
 
 def kernels_of(live: Live, templates: Templates) -> KernelTable:
@@ -25,10 +30,11 @@ def kernels_of(live: Live, templates: Templates) -> KernelTable:
 class KernelsHandle:
     """The `Kernels` of one handle. All handles of a box in this keeper share one table."""
 
-    def __init__(self, box: Guard, live: Live, templates: Templates) -> None:
+    def __init__(self, box: Guard, live: Live, templates: Templates, announce: Announce) -> None:
         self._box = box
         self._live = live
         self._templates = templates
+        self._announce = announce
 
     @property
     def _table(self) -> KernelTable:
@@ -94,7 +100,20 @@ class KernelsHandle:
                         result = piece.result.but(notes=(*notes, *piece.result.notes))
                         operation.note(verdict=str(result.verdict.cause), kernel=result.kernel)
                         piece = piece.but(result=result)
+                        await self._count(result)
                     yield piece
+
+    async def _count(self, result: CodeResult) -> None:
+        """Count a run by its verdict, and announce the death of a kernel."""
+        self._templates.counts.runs[str(result.language), str(result.verdict.cause)] += 1
+        if result.error is not None and result.error.name == KERNEL_DIED:
+            record = self._live.record
+            await self._announce(
+                Event(
+                    seq=0, at=time.time(), box_id=record.id, owner=record.owner, kind="kernel", old=result.kernel,
+                    reason=f"kernel {result.kernel} died: {result.verdict.message}"[:500],
+                )
+            )  # fmt: skip
 
     async def interrupt(self, kernel: str) -> None:
         async with self._box.operation("kernel.interrupt", {"kernel": kernel[:80]}), self._instance() as instance:

@@ -324,7 +324,8 @@ class BoxHandle:
         if self._keeper.previews is None:
             raise Unsupported(
                 "previews are served by a server, and this process is none", op="url",
-                remedy="start `hutch serve`, which this program then uses; `connect` works without it",
+                remedy="start `hutch serve`, then run this again: it becomes the server's client; without a server "
+                "`hutch box forward BOX PORT` or `Box.connect` reaches the port",
             )  # fmt: skip
         return self._keeper.previews
 
@@ -334,7 +335,9 @@ class BoxHandle:
     def kernels(self) -> "KernelsHandle":
         from hutch.keeper.access.code import KernelsHandle  # Many boxes only run a command.
 
-        return KernelsHandle(self, self._live, self._keeper.engines.templates)
+        return KernelsHandle(
+            self, self._live, self._keeper.engines.templates, self._keeper.states.announce
+        )  # fmt: skip
 
     async def python(
         self, code: str, *, timeout: float | None = None, env: dict[str, str] | None = None, kernel: str = ""

@@ -124,7 +124,7 @@ class ObservedBox:
         self._live = live
         self._guard = ObserverGuard(keeper, live)
         self.files = ObservedFiles(self._guard)
-        self.kernels = ObservedKernels(self._guard, live, keeper.engines.templates)
+        self.kernels = ObservedKernels(self._guard, live, keeper.engines.templates, keeper.states.announce)
 
     @property
     def id(self) -> str:

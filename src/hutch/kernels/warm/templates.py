@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,16 @@ class Template:
             await asyncio.to_thread(os.waitpid, self.pid, 0)
 
 
+class KernelCounts:
+    """What a keeper's kernels have done since it started."""
+
+    def __init__(self) -> None:
+        self.starts: Counter[str] = Counter()
+        """Kernels by how they began: warm, cold or forked."""
+        self.runs: Counter[tuple[str, str]] = Counter()
+        """Runs by language, and by the cause of their verdict."""
+
+
 class Templates:
     """All templates of one keeper."""
 
@@ -146,6 +157,7 @@ class Templates:
         self._state_dir = state_dir
         self._templates: dict[str, asyncio.Task[Template]] = {}
         self._retired: list[asyncio.Task[None]] = []
+        self.counts = KernelCounts()
         self.failure = ""
         """Why no template could be started; "" if none failed."""
 

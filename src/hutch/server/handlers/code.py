@@ -73,9 +73,9 @@ async def list_kernels(call: Call) -> Reply:
     """List the box's kernels, oldest first."""
     live = await find(call)
     async with looking(call) as guard:
-        return Reply(
-            KernelList(kernels=await KernelsHandle(guard, live, call.keeper.engines.templates).all()).to_json()
-        )
+        keeper = call.keeper
+        handle = KernelsHandle(guard, live, keeper.engines.templates, keeper.states.announce)
+        return Reply(KernelList(kernels=await handle.all()).to_json())
 
 
 async def start(call: Call, body: KernelBody) -> Reply:

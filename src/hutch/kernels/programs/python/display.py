@@ -173,9 +173,46 @@ def _elements(axes: Any) -> tuple[str, list[dict[str, Any]]]:
     if dots:
         return "scatter", [{"label": each.get_label(), "points": _points(each.get_offsets())} for each in dots]
     lines = axes.get_lines()
+    boxes = _box_plots(axes, lines)
+    if boxes:
+        return "box_and_whisker", boxes
     if lines:
         return "line", [{"label": line.get_label(), "points": _points(line.get_xydata())} for line in lines]
     return "unknown", []
+
+
+def _box_plots(axes: Any, lines: Any) -> list[dict[str, Any]]:
+    """Return the boxes of a box plot: each is drawn as two whiskers, two caps, a median, and its outliers."""
+    data = [line.get_xydata().tolist() for line in lines[: 8 * MAX_POINTS]]
+    for along, labels, ticks in (
+        (1, axes.get_xticklabels(), axes.get_xticks()),
+        (0, axes.get_yticklabels(), axes.get_yticks()),
+    ):
+        names = dict(zip(ticks, [label.get_text() for label in labels]))  # noqa: B905 - see above
+        found = []
+        for number in range(len(data) - 4):
+            parts = data[number : number + 5]
+            if any(len(part) != 2 for part in parts):
+                continue
+            low, high, low_cap, high_cap, median = parts
+            at = low[0][1 - along]
+            ends = (low[1][along], high[1][along])
+            upright = all(point[1 - along] == at for point in (*low, *high))
+            capped = all(point[along] == end for cap, end in zip((low_cap, high_cap), ends) for point in cap)  # noqa: B905
+            if not upright or not capped or median[0][along] != median[1][along]:
+                continue
+            outliers = data[number + 5] if number + 5 < len(data) else []
+            apart = [point[along] for point in outliers if point[1 - along] == at]
+            found.append(
+                {
+                    "label": names.get(at, "") or f"{at:g}", "min": ends[0], "first_quartile": low[0][along],
+                    "median": median[0][along], "third_quartile": high[0][along], "max": ends[1],
+                    "outliers": apart if len(apart) == len(outliers) else [],
+                }
+            )  # fmt: skip
+        if found:
+            return found
+    return []
 
 
 def _points(rows: Any) -> list[list[float]]:

@@ -54,7 +54,7 @@ class PlainEvaluator:
         self._count += 1
         name = f"<cell {self._count}>"
         try:
-            code = _expand(code)
+            code = _expand(_unindented(code))
             lines = code.splitlines(keepends=True)
             linecache.cache[name] = (len(code), None, lines, name)
             body = ast.parse(code, name)
@@ -84,6 +84,15 @@ class PlainEvaluator:
                 asyncio.set_event_loop(self._loop)
             return self._loop.run_until_complete(value)
         return value
+
+
+def _unindented(code: str) -> str:
+    """Return a cell whose first line is indented without that indentation, as IPython runs it."""
+    first = next((line for line in code.splitlines() if line.strip()), "")
+    indentation = first[: len(first) - len(first.lstrip())]
+    if not indentation:
+        return code
+    return "".join(line.removeprefix(indentation) for line in code.splitlines(keepends=True))
 
 
 def _expand(code: str) -> str:
