@@ -27,6 +27,8 @@ STORE_PER_ADOPTION = 2.0
 API_PER_CREATION = 12.0
 """Writes at the API server: policy, secret and Pod, the scheduler's binding, the kubelet's reports and events."""
 API_PER_END = 6.0
+API_PER_HANDOVER = 1.0
+"""A claim from the pool and an adoption each write the Pod's labels."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,11 @@ def simulate(setting: Setting, *, seconds: int = 3600, seed: int = 1) -> list[Lo
     returning: list[tuple[int, int]] = []
     """Servers that are dead: the second at which their boxes are adopted, and which one it is."""
     for second in range(seconds):
-        adoptions = 0.0
+        adopted_boxes = 0.0
         for at, number in [each for each in returning if each[0] <= second]:
             adopted, boxes_of_server[number] = boxes_of_server[number], 0.0
             boxes_of_server = [boxes + adopted / setting.servers for boxes in boxes_of_server]
-            adoptions += adopted * STORE_PER_ADOPTION
+            adopted_boxes += adopted
             returning.remove((at, number))
         if dice.random() < setting.servers / (setting.hours_between_deaths * 3600):
             dead = dice.randrange(setting.servers)
@@ -108,8 +110,10 @@ def simulate(setting: Setting, *, seconds: int = 3600, seed: int = 1) -> list[Lo
         renewals = setting.boxes * setting.busy_share / (setting.lease_sec * RENEWAL_SHARE)
         groups = min(commands, setting.servers * 50.0) * STORE_PER_COMMAND * setting.receipts
         beats = setting.servers / HEARTBEAT_SECONDS
+        adoptions = adopted_boxes * STORE_PER_ADOPTION
+        handovers = adopted_boxes + begun * setting.pool_share
         store.seconds.append((begun + ended) / 2 * STORE_PER_LIFE + groups + renewals + beats + adoptions)
-        api.seconds.append(begun * API_PER_CREATION + ended * API_PER_END)
+        api.seconds.append(begun * API_PER_CREATION + ended * API_PER_END + handovers * API_PER_HANDOVER)
         scheduler.seconds.append(begun * (1 - setting.pool_share) + births * setting.pool_share)
         server.seconds.append(commands * max(boxes_of_server) / setting.boxes)
     return sorted((store, api, scheduler, server), key=lambda load: load.used, reverse=True)

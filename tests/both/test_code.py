@@ -126,7 +126,8 @@ async def test_output_without_end_is_bounded(open_hutch: Open) -> None:
         flood = await box.python("for _ in range(100): print('x' * 1_000_000)")
         assert flood.ok and flood.stdout_total == 100_000_100 and len(flood.stdout) < 1_100_000
         assert "characters left out" in flood.stdout
-        shown = await box.python("for number in range(10_000): display(number)")
+        picture = "class Picture:\n  def _repr_png_(self): return b'\\x89PNG'\n"
+        shown = await box.python(picture + "for number in range(10_000): display(Picture())")
         assert shown.ok and len(shown.displays) == 256 and shown.displays_dropped == 10_000 - 256
         nul = await box.python("'a\0b'")
         assert nul.error is not None and "null" in nul.error.value

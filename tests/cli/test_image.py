@@ -11,6 +11,7 @@ import pytest
 from tests.cli.cli_process import HUTCH, TIMEOUT, read_until, set_size
 from tests.cli.conftest import Home
 from tests.images.registry_server import Server, directory, image, running_registry, small, tar_of
+from tests.providers import daemons, rootfs
 
 pytestmark = pytest.mark.slow
 
@@ -252,3 +253,38 @@ def test_an_image_of_a_box(home: Home, app: str, tmp_path: Path, rootless: bool)
     assert home.hutch("box", "create", "--name", "plain", "--image", "host", "--keep", "10m").returncode == 0
     refused, told = home.answer("image", "from-box", "plain", "x")
     assert refused != 0 and "oci:" in str(told)
+
+
+def test_an_image_of_a_box_has_the_same_files_on_docker(home: Home, tmp_path: Path) -> None:
+    """Issue 20: `image from-box` gives an image that runs on native and on Docker with the same files."""
+    look = "cd /workspace && find . | LC_ALL=C sort && cat a d/f && readlink l && stat -c '%a %h' a"
+    with daemons.docker() as docker:
+        (tmp_path / "root.tar").write_bytes(rootfs.archive())
+        home.good("image", "import", str(tmp_path / "root.tar"), "tools:1")
+        assert home.hutch("box", "create", "--name", "tool", "--image", "oci:tools:1", "--keep", "10m").returncode == 0
+        change = "cd /workspace && echo one > a && chmod 640 a && mkdir d && echo f > d/f && ln -s a l"
+        assert home.hutch("box", "exec", "tool", "--", "sh", "-c", change).returncode == 0
+        assert home.hutch("box", "checkpoint", "tool").returncode == 0
+        home.good("box", "exec", "tool", "--", "sh", "-c", "echo two > /workspace/d/f; ln /workspace/a /workspace/b")
+        home.good("image", "from-box", "tool", "mine:2")
+        native = home.hutch("run", "--image", "oci:mine:2", "--", "sh", "-c", look)
+        assert native.returncode == 0 and b"two" in native.stdout, native
+        home.good("image", "export", "mine:2", "--output", str(tmp_path / "mine.tar"))
+        assert daemons.run(_ran_on_docker(docker, (tmp_path / "mine.tar").read_bytes(), look)) == native.stdout.decode()
+
+
+async def _ran_on_docker(docker: daemons.Daemon, archive: bytes, command: str) -> str:
+    engine = daemons.engine_of(docker)
+    loaded = await engine.call("POST", "/images/load", body=archive)
+    name = loaded["stream"].partition(": ")[2].strip()
+    host = {"NetworkMode": "none", "CgroupParent": daemons.CGROUP}
+    body = {"Image": name, "Entrypoint": ["/bin/sh", "-c", command], "HostConfig": host}
+    await engine.create("looks", body)
+    await engine.start("looks")
+    await engine.wait("looks")
+    raw = await engine.http.raw("GET", "/containers/looks/logs", query={"stdout": True, "stderr": True})
+    text = b""
+    while raw:
+        size = int.from_bytes(raw[4:8], "big")
+        text, raw = text + raw[8 : 8 + size], raw[8 + size :]
+    return text.decode()

@@ -59,7 +59,6 @@ ONLY_SHOWN = {
     "hutch serve --port 7443": ("a name that resolves to this machine", "tests/e2e/test_e2b_tls.py"),
     "helm install": ("a cluster", "tests/deploy/test_kubernetes.py"),
     "hutch app new react": ("packages from the internet", "tests/server/test_apps.py"),
-    "hutch app new fastapi": ("packages from the internet", "tests/server/test_apps.py"),
     "hutch box url": ("it needs a server beside it", "tests/guides/test_previews.py"),
     "hutch box forward": ("it goes on until it is interrupted", "tests/cli/test_ports.py"),
     "hutch conformance bubblewrap": ("a program that not every machine has", "tests/conformance/test_sample.py"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Invalid
+from hutch.errors import EngineError, Invalid
 from hutch.kernels import environment
 from hutch.kernels.environment import Environment
 from hutch.model.code import CHART_MIME, TABLE_MIME
@@ -200,6 +200,26 @@ async def test_a_missing_library_is_named_and_the_kernel_starts_without_it(prepa
         result = await box.python("import sys\n'pandas' in sys.modules")
         assert result.text == "True"
         assert any("no_such_package_here is not available: ModuleNotFoundError" in note for note in result.notes)
+
+
+async def test_packages_are_installed_once_and_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip installs what the operator lists, with progress; the same list again costs nothing; a failure leaves it."""
+    monkeypatch.setattr(environment, "PACKAGES", ("ipython",))  # numpy, pandas and matplotlib take minutes
+    told: list[str] = []
+    made = await asyncio.to_thread(environment.prepare, tmp_path, ["tabulate"], progress=told.append)
+    assert [line.split()[0] for line in told] == ["making", "installing", "compiling", "ready:"], told
+    assert made.libraries[-1] == "tabulate" and "tabulate" in made.packages
+    told.clear()
+    assert environment.prepare(tmp_path, ["tabulate"], progress=told.append).prefix == made.prefix
+    assert "already" in told[0] and len(told) == 2
+    with pytest.raises(EngineError, match="no-such-package-of-hutch"):
+        await asyncio.to_thread(environment.prepare, tmp_path, ["no-such-package-of-hutch"])
+    assert environment.load(tmp_path) == made
+    assert [path.name for path in (tmp_path / "kernels").glob("python-*")] == [Path(made.prefix).name]
+    async with Hutch(state_dir=tmp_path) as hutch, hutch.box(memory_mb=512) as box:
+        result = await box.python("import sys\n'tabulate' in sys.modules, 'pandas' in sys.modules")
+        assert result.text == "(True, False)", result
+        assert any("pandas is not available" in note for note in result.notes), result.notes
 
 
 def test_metrics_and_events_know_kernels() -> None:

@@ -135,6 +135,7 @@ async def test_leftovers_of_a_killed_creation_are_swept(
     assert len(await provider.cluster.objects("NetworkPolicy", {manifests.BOX: ordered.box_id})) == 1
     assert await provider.sweep() == ()  # A process looks only now and then.
     monkeypatch.setattr(provider_module, "_LONG_AGO_SECONDS", 0.0)
+    monkeypatch.setattr(provider_module, "_SWEEP_SECONDS", 0.0)
     assert name in {each.name for each in await provider.sweep(dry_run=True)}
     assert name in {each.name for each in await provider.sweep()}
     assert await provider.cluster.objects("NetworkPolicy", {manifests.BOX: ordered.box_id}) == []
@@ -153,6 +154,7 @@ async def test_a_pod_that_nobody_keeps_ends_and_is_swept(
                 await asyncio.sleep(0.5)
         assert await provider.sweep() == ()  # Its keeper may be about to clear it away.
         monkeypatch.setattr(provider_module, "_LONG_AGO_SECONDS", 0.0)
+        monkeypatch.setattr(provider_module, "_SWEEP_SECONDS", 0.0)
         assert instance.pod in {each.name for each in await provider.sweep()}
         for kind in ("Pod", "Secret", "NetworkPolicy"):
             assert await provider.cluster.objects(kind, {manifests.BOX: instance.record.box_id}) == [], kind

@@ -139,3 +139,22 @@ async def test_a_merge_removes_an_attribute_that_the_fork_has_removed() -> None:
         assert (await box.merge(fork.id)).paths == ("/workspace/d",)
         assert (await box.exec(["python3", "-c", look])).stdout == "[]\n"
         await fork.destroy()
+
+
+async def test_names_below_a_link_are_not_those_where_it_leads() -> None:
+    """A link that becomes a directory, or the reverse, is compared and merged by itself: found by a history."""
+    async with Hutch() as hutch, hutch.box() as box:
+        await shell(box, "mkdir real; echo real > real/f; ln -s real d; ln -s loop loop; ln -s / top")
+        await box.checkpoint("links")
+        (fork,) = await box.fork()
+        await shell(
+            fork, "rm d loop top; mkdir d loop top; echo 1 > d/f; echo 2 > loop/f; mkdir top/m; echo 3 > top/m/f"
+        )
+        assert set((await box.merge(fork.id)).paths) == {
+            f"/workspace/{each}" for each in ("d", "d/f", "loop", "loop/f", "top", "top/m", "top/m/f")
+        }
+        assert await shell(box, "cat d/f loop/f top/m/f real/f") == "1\n2\n3\nreal"
+        kinds = {each.path: each.kind.value for each in (await box.diff("links", text=True)).changes}
+        assert kinds["/workspace/d/f"] == kinds["/workspace/loop/f"] == "added" and kinds["/workspace/top"] == "changed"
+        assert "/workspace/real/f" not in kinds
+        await fork.destroy()

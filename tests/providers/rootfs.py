@@ -8,12 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import tarfile
 from functools import cache
 from pathlib import Path
 
 NAME = "hutch-test-tools:latest"
 SMALL = "hutch-test-busybox:latest"
+INTERPRETERS = "hutch-test-interpreters:latest"
 PROGRAMS = (
     "awk", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "echo", "env", "expr",
     "false", "find", "grep", "head", "hostname", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup",
@@ -21,6 +23,8 @@ PROGRAMS = (
     "sort", "stat", "stty", "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty",
     "uname", "uniq", "unshare", "wc", "xargs", "yes",
 )  # fmt: skip
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "tkinter", "site-packages", "dist-packages"}
+"""What a kernel never imports of the standard library."""
 DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib64", "usr/sbin", "var/tmp")
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
 
@@ -28,9 +32,13 @@ PASSWD = b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/
 @cache
 def archive() -> bytes:
     """Programs and libraries at the paths that they have here."""
-    files: dict[str, bytes] = {"etc/passwd": PASSWD, "etc/group": b"root:x:0:\nuser:x:1000:\n"}
+    return _with_libraries(PROGRAMS, {})
+
+
+def _with_libraries(programs: tuple[str, ...], extra: dict[str, bytes]) -> bytes:
+    files: dict[str, bytes] = {"etc/passwd": PASSWD, "etc/group": b"root:x:0:\nuser:x:1000:\n", **extra}
     links = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
-    for name in PROGRAMS:
+    for name in programs:
         found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
         if found is None:
             continue
@@ -42,6 +50,18 @@ def archive() -> bytes:
             place = library.lstrip("/")
             files[place if place.startswith("usr/") else f"usr/{place}"] = Path(library).read_bytes()
     return _packed(files, links)
+
+
+@cache
+def interpreters() -> bytes:
+    """The same with this machine's Python, its standard library, and Node."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = {
+        str(path).lstrip("/"): path.read_bytes()
+        for path in library.rglob("*")
+        if path.suffix in (".py", ".so") and path.is_file() and not _LEFT_OUT & set(path.parts)
+    }
+    return _with_libraries((*PROGRAMS, "python3", "node"), files)
 
 
 @cache

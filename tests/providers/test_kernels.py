@@ -1,5 +1,6 @@
 """Kernels on an engine without a warm start: the same programs, sent through their own input."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hutch.kernels.table import KernelTable
 from hutch.model.code import CodeResult
 from hutch.model.results import Cause
 from hutch.providers.base import Instance
-from tests.providers import daemons
+from tests.providers import daemons, rootfs
 from tests.providers.making import box
 
 
@@ -35,3 +36,54 @@ async def test_a_kernel_in_a_container(docker: daemons.Daemon, tmp_path: Path) -
                 await _run(kernels, made, language, "1")
             assert "image" in refused.value.remedy
         assert (await _run(kernels, made, "bash", "echo alive")).stdout == "alive\n"
+
+
+PYTHON_DISPLAYS = {
+    "text/plain": ("6 * 7", "42"),
+    "text/html": ("class H:\n  def _repr_html_(self): return '<b>x</b>'\nH()", "<b>x</b>"),
+    "text/markdown": ("class M:\n  def _repr_markdown_(self): return '# x'\nM()", "# x"),
+    "text/latex": ("class L:\n  def _repr_latex_(self): return '$x$'\nL()", "$x$"),
+    "image/svg+xml": ("class S:\n  def _repr_svg_(self): return '<svg/>'\nS()", "<svg/>"),
+    "image/png": ("class P:\n  def _repr_png_(self): return b'png'\nP()", "cG5n"),
+    "image/jpeg": ("class J:\n  def _repr_jpeg_(self): return b'jpg'\nJ()", "anBn"),
+    "application/pdf": ("class D:\n  def _repr_pdf_(self): return b'pdf'\nD()", "cGRm"),
+    "application/json": ("class O:\n  def _repr_json_(self): return {'a': 1}\nO()", '{"a": 1}'),
+}
+
+
+async def test_python_and_javascript_in_a_container(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """Displays, magics, errors, an interrupt and a death, by programs that the image does not have (S5)."""
+    await asyncio.to_thread(daemons.load, docker, rootfs.INTERPRETERS, await asyncio.to_thread(rootfs.interpreters))
+    provider = daemons.provider(docker, tmp_path)
+    async with box(provider, memory_mb=512, image=f"oci:{rootfs.INTERPRETERS}") as made:
+        kernels = KernelTable()
+
+        async def run(language: str, code: str, timeout: float = 60.0) -> CodeResult:
+            return await _run(kernels, made, language, code, timeout)
+
+        for mime, (code, wanted) in PYTHON_DISPLAYS.items():
+            shown = await run("python", code)
+            assert [display.data.get(mime) for display in shown.displays] == [wanted], (mime, shown)
+        assert (await run("python", "kept = !echo one; echo two\nkept")).text == "['one', 'two']"
+        assert (await run("python", "%cd /tmp\n!pwd")).stdout == "/tmp\n"
+        assert (await run("python", "import asyncio\nawait asyncio.sleep(0, 'slept')")).text == "'slept'"
+        failed = await run("python", "def inner():\n    return 1 / 0\ninner()")
+        assert failed.error is not None and failed.error.name == "ZeroDivisionError"
+        assert "return 1 / 0" in failed.error.traceback and "_hutch" not in failed.error.traceback
+        wrong = await run("python", "def broken(:")
+        assert wrong.error is not None and wrong.error.name == "SyntaxError"
+        nul = await run("python", "'a\0b'")
+        assert nul.error is not None and nul.verdict.cause is Cause.EXIT
+        assert (await run("python", "while True: pass", 1)).verdict.cause is Cause.TIMEOUT
+        assert (await run("python", "len(kept)")).text == "2"
+        died = await run("python", "import os; os._exit(3)")
+        assert died.error is not None and died.error.name == "KernelDied"
+        again = await run("python", "'kept' in globals()")
+        assert again.text == "False" and any("state is gone" in note for note in again.notes)
+
+        assert (await run("javascript", "const kept = [1, 2]; kept.map(n => n * 2)")).text.replace(" ", "") == "[2,4]"
+        assert (await run("javascript", "console.log(kept.length); await Promise.resolve(5)")).stdout == "2\n"
+        thrown = await run("javascript", "throw new TypeError('no')")
+        assert thrown.error is not None and thrown.error.name == "TypeError"
+        assert (await run("javascript", "for (;;) {}", 1)).verdict.cause is Cause.TIMEOUT
+        assert (await run("javascript", "kept.length")).text == "2"

@@ -348,17 +348,32 @@ def _store_blob(store: Store, file: BinaryIO, wanted: str = "") -> tuple[str, in
 
 
 def export(store: Store, image: Image, out: BinaryIO) -> None:
-    """Write an image as an OCI layout; the same image gives the same bytes, so digests stay the same."""
+    """Write an image as an OCI layout; the same image gives the same bytes, so digests stay the same.
+
+    `docker load` reads the file of its own format, which names the same blobs.
+    """
     with store.lock_shared(), tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         _add_bytes(tar, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         _add_bytes(tar, "index.json", msgspec.json.encode(_export_index(store, image)))
+        _add_bytes(tar, "manifest.json", msgspec.json.encode([_saved(store, image)]))
         parts = (image.digest, image.manifest.config.digest, *(layer.digest for layer in image.manifest.layers))
         for digest in dict.fromkeys(parts):
-            info = tarfile.TarInfo(f"blobs/sha256/{digest.partition(':')[2]}")
+            info = tarfile.TarInfo(_blob(digest))
             with store.open_blob(digest) as file:
                 info.size = os.fstat(file.fileno()).st_size
                 info.mode = 0o644
                 tar.addfile(info, file)
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/sha256/{digest.partition(':')[2]}"
+
+
+def _saved(store: Store, image: Image) -> _SavedImage:
+    name = image.stored.name
+    tags = [] if is_digest(name) else [str(store.reference(name))]
+    layers = [_blob(layer.digest) for layer in image.manifest.layers]
+    return _SavedImage(config=_blob(image.manifest.config.digest), layers=layers, repo_tags=tags)
 
 
 def _export_index(store: Store, image: Image) -> Index:

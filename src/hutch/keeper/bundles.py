@@ -8,6 +8,7 @@ import errno
 import gzip
 import os
 import secrets
+import stat
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from hutch.errors import FileMissing, HutchError, Invalid, QuotaExceeded
 MANIFEST = "hutch.json"
 _TREES = ("workspace", "home")
 _FILES = (MANIFEST, "system.tar")
-_PARTS = (MANIFEST, *_TREES, "system.tar")
+_PARTS = (MANIFEST, *_TREES, "system.tar", "checkpoints")
 _CHUNK_BYTES = 1 << 20
 _MAX_ENTRIES = 2_000_000
 _MAX_HEADER_BYTES = 4 * _CHUNK_BYTES
@@ -42,9 +43,12 @@ def pack(place: Path, file: Path) -> None:
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    """Add a file or a tree, without owners. Anything but files, directories and links is skipped."""
+    """Add a file or a tree, without owners. Anything but files, directories and links is skipped.
+
+    A further name of a file, which two states of the box share, is a link to the first.
+    """
     entry = tar.gettarinfo(path, name)
-    if entry is None or not (entry.isreg() or entry.isdir() or entry.issym()):
+    if entry is None or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
         return
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
@@ -211,6 +215,8 @@ def _unpack(tar: tarfile.TarFile, source: _ForwardReader, place: Path, most: int
             target.chmod(entry.mode & 0o777 | 0o700)
         elif entry.issym():
             links[target] = entry.linkname
+        elif entry.islnk():
+            _link(_target_path(place, entry, entry.linkname), target)
         elif entry.isreg():
             _write(tar, entry, target)
         else:
@@ -252,14 +258,30 @@ def _too_large() -> QuotaExceeded:
     return QuotaExceeded("the exported box is larger than it may be", op="import")
 
 
-def _target_path(place: Path, entry: tarfile.TarInfo) -> Path:
-    """Return the target path of an entry. A link in place of a part is refused: it would be followed later."""
-    parts = Path(entry.name).parts
-    whole = (entry.isdir() and entry.name in _TREES) or (entry.isreg() and entry.name in _FILES)
-    inside = len(parts) > 1 and parts[0] in _TREES and ".." not in parts
+def _target_path(place: Path, entry: tarfile.TarInfo, name: str = "") -> Path:
+    """Return the path of an entry, or of the file that it links to. A link in place of a part is refused: it would be
+    followed later."""
+    name = name or entry.name
+    parts = Path(name).parts
+    checkpoints = parts[:1] == ("checkpoints",)
+    if checkpoints and (len(parts) < 3 or not (parts[1].isascii() and parts[1].isdigit())):
+        if entry.isdir() and len(parts) < 3:
+            return place.joinpath(*parts)
+        raise Invalid(f"an exported box has no {name!r} of this kind", op="import")
+    below = parts[2:] if checkpoints else parts
+    whole = (entry.isdir() and len(below) == 1 and below[0] in _TREES) or (entry.isreg() and name in _FILES)
+    inside = len(below) > 1 and below[0] in _TREES and ".." not in parts
     if not whole and not inside:
-        raise Invalid(f"an exported box has no {entry.name!r} of this kind", op="import")
+        raise Invalid(f"an exported box has no {name!r} of this kind", op="import")
     return place.joinpath(*parts)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a further name. Links that lead elsewhere do not exist yet, so that the source is what it seems."""
+    if not source.exists() or not stat.S_ISREG(source.lstat().st_mode):
+        raise Invalid(f"{source.name!r} is no file that could be linked", op="import")
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.link(source, target, follow_symlinks=False)
 
 
 def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:

@@ -1,8 +1,9 @@
 """Export and import: everything of a box in one file, and a new box from that file, on whatever provider.
 
 This stands on the public protocols alone, so it works between a laptop and a server too. An export carries the
-workspace, the home, what was changed in the system where the root is writable, the spec and the labels. It does not
-carry processes, nor the values of secrets, which no file should hold; the notes say what else was left behind.
+workspace, the home, what was changed in the system where the root is writable, the checkpoints that callers have made,
+the spec and the labels. It does not carry processes, nor the values of secrets, which no file should hold; the notes
+say what else was left behind.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
@@ -20,7 +21,8 @@ import msgspec
 
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
-from hutch.keeper import bundles
+from hutch.keeper import bundles, checkpoint_history
+from hutch.keeper.checkpoint_history import CarriedCheckpoint, Tree
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.system_archive import SystemArchive
 from hutch.model.boxes import Moved
@@ -31,7 +33,8 @@ from hutch.providers.guest_client.copy_bounds import max_copy_entries
 
 B = TypeVar("B", bound=Box)
 
-VERSION = 1
+VERSION = 2
+"""The newest format. A box without checkpoints is written in the first one, which older releases read too."""
 MAX_BYTES = 1 << 40
 _CHUNK_BYTES = 1 << 18
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -78,6 +81,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """The arguments for `Hutch.create`."""
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
+    checkpoints: tuple[CarriedCheckpoint, ...] = ()
 
 
 async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
@@ -89,11 +93,14 @@ async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
     async with _temporary_directory("hutch-export-", Path(file).resolve().parent) as here:
         parts, omissions = await copy_out_parts(box, here)
         notes = [omission.text for omission in omissions]
+        trees = {name: place for name, place in (await _places(box)).items() if name in parts}
+        carried = await checkpoint_history.copy_out(box, here, trees, notes)
         if box.spec.secrets:
             notes.append(f"secrets are not carried; name them again: {', '.join(sorted(box.spec.secrets))}")
         manifest = Manifest(
-            version=VERSION, box_id=box.id, provider=box.spec.provider, image=box.spec.image,
+            version=VERSION if carried else 1, box_id=box.id, provider=box.spec.provider, image=box.spec.image,
             exported_at=time.time(), spec=spec_arguments(box.spec), parts=parts, notes=tuple(notes),
+            checkpoints=carried,
         )  # fmt: skip
         (here / bundles.MANIFEST).write_bytes(manifest.to_json())
         await run_uncancelled(asyncio.to_thread(bundles.pack, here, Path(file)))
@@ -116,7 +123,9 @@ async def import_box(
             manifest = _read_manifest(here)
             notes = [*manifest.notes]
             box = await create(**_create_arguments(manifest, provider, changes, notes))
-            parts, omitted = await copy_in_parts(box, here, manifest.parts)
+            places = await _places(box, writable=True)
+            present = await checkpoint_history.copy_in(box, here, manifest.checkpoints, places, notes)
+            parts, omitted = await copy_in_parts(box, here, manifest.parts, present)
             notes += omitted
     except BaseException:
         if box is not None:
@@ -136,11 +145,24 @@ async def copy_out_parts(box: Box, here: Path) -> tuple[tuple[Part, ...], list[O
     return parts, omissions
 
 
-async def copy_in_parts(box: Box, here: Path, parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], list[str]]:
-    """Copy the parts from `here` into the box; return those that it could take, and notes about the others."""
+async def copy_in_parts(
+    box: Box, here: Path, parts: tuple[Part, ...], present: Mapping[Tree, Path] | None = None
+) -> tuple[tuple[Part, ...], list[str]]:
+    """Copy the parts from `here` into the box; return those that it could take, and notes about the others.
+
+    `present` are the trees that it has already, of its newest checkpoint.
+    """
     notes: list[str] = []
-    taken = tuple([part for part in parts if await _copy_in(box, here, part, notes)])
+    taken = tuple([part for part in parts if await _copy_in(box, here, part, notes, present or {})])
     return taken, notes
+
+
+async def _places(box: Box, *, writable: bool = False) -> dict[Tree, str]:
+    """The directories of the box that are carried as trees."""
+    places: dict[Tree, str] = {"workspace": _own_workspace(box.spec, []), "home": await _home(box)}
+    if writable and box.spec.workspace.mode is not MountMode.RW:
+        places["workspace"] = ""
+    return {tree: place for tree, place in places.items() if place}
 
 
 @asynccontextmanager
@@ -167,8 +189,12 @@ def _read_manifest(here: Path) -> Manifest:
             manifest = Manifest.from_json(file.read(_MAX_MANIFEST_BYTES))
     except (FileNotFoundError, RecursionError) as error:
         raise Invalid("this is no exported box: it has no manifest", op="import") from error
-    if manifest.version != VERSION:
-        raise Invalid(f"this box was exported in format {manifest.version}; this Hutch reads {VERSION}", op="import")
+    if not 1 <= manifest.version <= VERSION:
+        raise Invalid(
+            f"this box was exported in format {manifest.version}; this Hutch reads up to {VERSION}", op="import"
+        )
+    if len(manifest.checkpoints) > checkpoint_history.MAX_CARRIED:
+        raise Invalid("this is no exported box: it has too many checkpoints", op="import")
     return manifest
 
 
@@ -288,7 +314,9 @@ async def _copy_out_system(box: Box, here: Path, omissions: list[Omission]) -> l
 # --- into a box ---------------------------------------------------------------------------------------------------
 
 
-async def _copy_in(box: Box, here: Path, part: Part, notes: list[str]) -> bool:
+async def _copy_in(
+    box: Box, here: Path, part: Part, notes: list[str], present: Mapping[Tree, Path]
+) -> bool:  # fmt: skip
     if part == "system":
         return await _copy_in_system(box, here / "system.tar", notes)
     target = _own_workspace(box.spec, []) if part == "workspace" else await _home(box)
@@ -298,7 +326,7 @@ async def _copy_in(box: Box, here: Path, part: Part, notes: list[str]) -> bool:
     if part == "workspace" and await box.files.exists(INSTALLED_AT):
         # The new box has its owner's skills mounted there read-only, so those of the old box are not copied.
         await asyncio.to_thread(shutil.rmtree, here / part / os.path.basename(INSTALLED_AT), ignore_errors=True)
-    await box.files.copy_in(here / part, target)
+    await checkpoint_history.bring(box, present.get(part), here / part, target)
     return True
 
 

@@ -6,6 +6,7 @@ engine.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -52,6 +53,9 @@ def prepare(
     if python:
         prefix = _prefix_of(python)
         progress(f"using the environment {prefix}")
+    elif (present := load(state_dir)) is not None and _has(present, home, (*PACKAGES, *extra)):
+        progress(f"these packages are installed already: {present.prefix}")
+        prefix = present.prefix
     else:
         prefix = _make(home, (*PACKAGES, *extra), progress)
     names = tuple(dict.fromkeys((*LIBRARIES, *(_module_name(package) for package in extra))))
@@ -67,12 +71,27 @@ def prepare(
     return made
 
 
+def _has(present: Environment, home: Path, packages: tuple[str, ...]) -> bool:
+    """Whether we have made this environment with these packages, and it still works."""
+    own = Path(present.prefix).parent == home.resolve() or Path(present.prefix).parent == home
+    return own and set(present.packages) == set(packages) and os.access(present.python, os.X_OK)
+
+
 def _make(home: Path, packages: tuple[str, ...], progress: Callable[[str], None]) -> str:
     base = getattr(sys, "_base_executable", None) or sys.executable
     if not os.path.realpath(base).startswith("/usr/"):
         base = "/usr/bin/python3"  # Boxes see this machine's /usr, and no other place of an interpreter.
     prefix = home / f"python-{os.urandom(4).hex()}"
     progress(f"making {prefix} from {base}")
+    try:
+        _install(base, prefix, packages, progress)
+    except BaseException:
+        shutil.rmtree(prefix, ignore_errors=True)
+        raise
+    return str(prefix)
+
+
+def _install(base: str, prefix: Path, packages: tuple[str, ...], progress: Callable[[str], None]) -> None:
     # The system's packages are visible, because only then pip installs for the user inside a box.
     _run([base, "-m", "venv", "--system-site-packages", str(prefix)])
     progress(f"installing {', '.join(packages)}")
@@ -84,7 +103,6 @@ def _make(home: Path, packages: tuple[str, ...], progress: Callable[[str], None]
         os.umask(previous)
     progress("compiling")
     _run([f"{prefix}/bin/python", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")], check=False)
-    return str(prefix)
 
 
 def _run(command: list[str], *, check: bool = True) -> None:

@@ -29,6 +29,7 @@ from hutch.providers.stdio_relay.sdk_calls import create_or_undo
 _KINDS = KINDS[:3]
 """What a box has while it runs; its claims may outlive it."""
 _LONG_AGO_SECONDS = 600.0
+_SWEEP_SECONDS = 3600.0
 _END_SECONDS = 5.0
 
 
@@ -285,10 +286,10 @@ class KubernetesProvider(Provider):
 
         A box whose keeper and store are lost is ended by its own clock, and then its Pod is found here. Claims are
         kept: a stopped persistent box has no Pod, and only its record tells that it is still wanted. Keepers ask often
-        and the lists may be long, so a process looks at most every ten minutes.
+        and the lists may be long, so a process looks at most every hour.
         """
         now = time.monotonic()
-        if self._swept_at is not None and now - self._swept_at < _LONG_AGO_SECONDS:
+        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS:
             return ()
         self._swept_at = now
         pods = await self.cluster.objects("Pod", {BOX: None})

@@ -4,6 +4,7 @@ Only the layers that the states do not have in common are walked, so the cost de
 how many files there are. What a name finally is, the kernel says: each state is mounted as a read-only overlay.
 """
 
+import errno
 import os
 import signal
 import stat
@@ -21,6 +22,7 @@ MAX_DEPTH = 2000
 _TEXT_BYTES = 256 << 10
 _ALL_TEXT_BYTES = 2 << 20
 _TEXT_SECONDS = 5
+_UNTIED = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
 _KINDS = {
     stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device",
@@ -135,10 +137,20 @@ def differences(before: str, after: str, names: dict[str, bool]) -> Iterator[Dif
 
 
 def look(top: str, path: str) -> Entry | None:
+    """What a name is. Below a link there is nothing: where a link of the box leads must not be looked at."""
+    above, _, name = f"{top}/{path}".rpartition("/")
     try:
-        facts = os.lstat(f"{top}/{path}")
-    except (FileNotFoundError, NotADirectoryError):
+        parent = kernel.openat2(kernel.AT_FDCWD, above, os.O_PATH | os.O_DIRECTORY, _UNTIED)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    try:
+        facts = os.lstat(name, dir_fd=parent)
+    except FileNotFoundError:
         return None
+    finally:
+        os.close(parent)
     return Entry(path, _KINDS.get(stat.S_IFMT(facts.st_mode), "other"), facts)
 
 
@@ -167,7 +179,7 @@ def _names(top: str, path: str) -> list[str]:
 
 
 def _open(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return kernel.openat2(kernel.AT_FDCWD, path, os.O_RDONLY | os.O_NONBLOCK, _UNTIED)
 
 
 def _same_content(here: str, there: str) -> bool:
