@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hutch.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from hutch.kernels.bash import is_name
 from hutch.kernels.kernel import Kernel
-from hutch.kernels.live.fork import KernelCopy, check_forkable, copy_memory, park_copy, start_cold_husk
+from hutch.kernels.live.fork import KernelCopy, check_forkable, copy_memory, park_copy, start_cold_placeholder
 from hutch.kernels.warm.templates import Templates
 from hutch.model.code import (
     LANGUAGE_ALIASES,
@@ -168,14 +168,14 @@ class KernelTable:
             copies = [await stack.enter_async_context(park_copy(kernel, instance)) for kernel in forked]
             yield Copies(copies, others, instance.record.box_id)
 
-    async def start_husk(self, box: NativeInstance, copy: KernelCopy) -> GuestProcess:
+    async def start_placeholder(self, box: NativeInstance, copy: KernelCopy) -> GuestProcess:
         """Start the process of this box that becomes the copy."""
         await self._load(box)
         name = copy.kernel.job_name()
-        husk = None
+        placeholder = None
         if copy.kernel.warm and self._templates is not None:
-            husk = await self._templates.start_husk(box, self._owner, name)
-        return husk or await start_cold_husk(box, name)
+            placeholder = await self._templates.start_placeholder(box, self._owner, name)
+        return placeholder or await start_cold_placeholder(box, name)
 
     async def receive(self, box: NativeInstance, copy: KernelCopy, process: GuestProcess) -> None:
         """Take over the process that has become the copy."""
@@ -264,11 +264,10 @@ class Copies:
         """
         new = [(table, box) for table, box in boxes if isinstance(box, NativeInstance)]
         for copy in self._copies:
-            husks = await asyncio.gather(*(table.start_husk(box, copy) for table, box in new))
-            await copy_memory(copy, [(box, husk) for (_, box), husk in zip(new, husks, strict=True)])
-            await asyncio.gather(
-                *(table.receive(box, copy, husk) for (table, box), husk in zip(new, husks, strict=True))
-            )
+            placeholders = await asyncio.gather(*(table.start_placeholder(box, copy) for table, box in new))
+            into = [(table, box, process) for (table, box), process in zip(new, placeholders, strict=True)]
+            await copy_memory(copy, [(box, process) for _, box, process in into])
+            await asyncio.gather(*(table.receive(box, copy, process) for table, box, process in into))
         for table, _ in new:
             for kernel in self._others:
                 table.miss(kernel, self._box_id)

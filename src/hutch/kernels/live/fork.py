@@ -31,10 +31,10 @@ _SOURCE = str(Path(__file__).parents[3])
 _BOOT = f"""
 import sys
 sys.path[:] = [sys.argv[1], *(path for path in sys.path if path)]
-from hutch.kernels.live.surgeon import main
+from hutch.kernels.live.copier import main
 main({_SOCKET})
 """
-_HUSK = ("sleep", "120")
+_PLACEHOLDER = ("sleep", "120")
 
 
 class KernelCopy(NamedTuple):
@@ -111,22 +111,23 @@ class _RunLines:
         await self._pieces.aclose()  # type: ignore[attr-defined]
 
 
-async def start_cold_husk(box: NativeInstance, name: str) -> GuestProcess:
+async def start_cold_placeholder(box: NativeInstance, name: str) -> GuestProcess:
     """Start a small program of the box whose place a kernel can take."""
-    return await box.start(Command(command=_HUSK, name=name, follow=True))
+    return await box.start(Command(command=_PLACEHOLDER, name=name, follow=True))
 
 
-async def copy_memory(copy: KernelCopy, husks: Sequence[tuple[NativeInstance, GuestProcess]]) -> None:
-    """Have a surgeon make each husk continue as the copy.
+async def copy_memory(copy: KernelCopy, placeholders: Sequence[tuple[NativeInstance, GuestProcess]]) -> None:
+    """Have a copier make each placeholder continue as the copy.
 
     Raises:
-        EngineError: It could not; the husks have ended.
+        EngineError: It could not; the placeholders have ended.
     """
-    targets = [(pid, os.pidfd_open(pid)) for pid in [await box.host_pid(husk) for box, husk in husks]]
+    pids = [await box.host_pid(process) for box, process in placeholders]
+    targets = [(pid, os.pidfd_open(pid)) for pid in pids]
     ours, theirs = wire.pair()
     try:
         with theirs:
-            surgeon = _spawn_surgeon(theirs.fileno())
+            copier = _spawn_copier(theirs.fileno())
         message = {"source": copy.pid, "targets": [pid for pid, _ in targets]}
         wire.send(ours, message, [copy.pidfd, *(pidfd for _, pidfd in targets)])
         ours.setblocking(False)
@@ -136,8 +137,8 @@ async def copy_memory(copy: KernelCopy, husks: Sequence[tuple[NativeInstance, Gu
         for _, pidfd in targets:
             os.close(pidfd)
     with suppress(ProcessLookupError):
-        os.kill(surgeon, signal.SIGKILL)  # Not reaped yet, so the pid is its own. It has ended, or hangs.
-    await asyncio.to_thread(os.waitpid, surgeon, 0)
+        os.kill(copier, signal.SIGKILL)  # Not reaped yet, so the pid is its own. It has ended, or hangs.
+    await asyncio.to_thread(os.waitpid, copier, 0)
     if report is None or "error" in report:
         why = "it took too long" if report is None else str(report["error"])
         raise EngineError(
@@ -146,7 +147,7 @@ async def copy_memory(copy: KernelCopy, husks: Sequence[tuple[NativeInstance, Gu
         )  # fmt: skip
 
 
-def _spawn_surgeon(fd: int) -> int:
+def _spawn_copier(fd: int) -> int:
     """Start the process with an environment of its own, and this descriptor."""
     return os.posix_spawn(
         sys.executable,

@@ -27,7 +27,7 @@ _NAMESPACES = (
 _GUEST_OOM_SCORE, _KERNEL_OOM_SCORE = "400", "800"
 """Where memory runs out, a kernel goes first, then the guest that all kernels share, and the box's own guest last."""
 
-_HUSK_SECONDS = 120.0
+_PLACEHOLDER_SECONDS = 120.0
 _BACKLOG = 64
 
 
@@ -152,7 +152,7 @@ class Entry:
         job = made.jobs.start(
             ["python3", "(kernel)"], cwd=fields.get("cwd"), env=fields.get("env"), name=str(fields.get("name", "")),
             with_input=True, wait_for_reader=True,
-            starter=self._fork_husk if fields.get("husk") else self._fork_kernel,
+            starter=self._fork_placeholder if fields.get("placeholder") else self._fork_kernel,
         )  # fmt: skip
         return {"job": job.id, "pid": job.pid, "command": job.argv, "started_at": job.started_at}
 
@@ -163,12 +163,12 @@ class Entry:
         """Fork instead of spawning: the child has everything imported."""
         return self._fork(actions, lambda: self._prepared.become(env, cwd))
 
-    def _fork_husk(
+    def _fork_placeholder(
         self, _argv: Sequence[str], _env: Mapping[bytes, bytes], _cwd: str, actions: Sequence[tuple[Any, ...]],
         _score: OomScore,
     ) -> int:  # fmt: skip
         """Fork a process that waits for the memory of a kernel of another box."""
-        return self._fork(actions, lambda: time.sleep(_HUSK_SECONDS))
+        return self._fork(actions, lambda: time.sleep(_PLACEHOLDER_SECONDS))
 
     def _fork(self, actions: Sequence[tuple[Any, ...]], work: Callable[[], None]) -> int:
         forked = os.fork()

@@ -175,9 +175,9 @@ class Templates:
             self.failure = str(error)
             return None
 
-    async def start_husk(self, instance: NativeInstance, owner: str, name: str) -> GuestProcess | None:
+    async def start_placeholder(self, instance: NativeInstance, owner: str, name: str) -> GuestProcess | None:
         """Start a process that waits for a kernel's memory, most of which it has already; None without a template."""
-        started = await self._start(instance, owner, {"cwd": None, "env": None, "name": name, "husk": True})
+        started = await self._start(instance, owner, {"cwd": None, "env": None, "name": name, "placeholder": True})
         return None if started is None else started[0]
 
     async def _start(

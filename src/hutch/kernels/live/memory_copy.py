@@ -30,7 +30,7 @@ _LOWEST = 0x10000000
 _UNUSED_STACK = 1024  # Beyond the 128 bytes below the pointer that functions may use without asking.
 
 
-class Transplant:
+class MemoryCopy:
     """Copies `source` into `target`. Both are stopped; the source stays as it is."""
 
     def __init__(self, source: Tracee, target: Tracee) -> None:

@@ -1,4 +1,4 @@
-"""The surgeon: a process beside the keeper that copies one kernel into kernels of other boxes, reports, and ends.
+"""The copier: a process beside the keeper that copies one kernel into kernels of other boxes, reports, and ends.
 
 It is a process of its own because it waits for those that it stops, and because they end with it if it fails. Standard
 library and `hutch.linux` only, so that it starts fast.
@@ -9,7 +9,7 @@ import socket
 import time
 from typing import NoReturn
 
-from hutch.kernels.live.transplant import Transplant
+from hutch.kernels.live.memory_copy import MemoryCopy
 from hutch.linux import kernel
 from hutch.linux.ptrace import Tracee
 from hutch.providers.native.spawn import wire
@@ -32,10 +32,10 @@ def main(fd: int) -> NoReturn:
         copied = 0
         for pid, pidfd in zip(message["targets"], target_pidfds, strict=True):
             target = Tracee(pid, pidfd)
-            transplant = Transplant(source, target)
-            transplant.run()
+            memory_copy = MemoryCopy(source, target)
+            memory_copy.run()
             target.detach()
-            copied += transplant.copied
+            copied += memory_copy.copied
         wire.send(sock, {"done": True, "copied": copied, "seconds": time.monotonic() - began})
     except BaseException as error:
         # The source and what is half done end with this process, which has them traced.
