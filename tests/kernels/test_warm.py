@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,38 @@ async def test_box_plots_have_their_numbers() -> None:
             assert (second["min"], second["median"], second["max"], second["outliers"]) == (2, 4, 6, [])
         line = await box.python("import matplotlib.pyplot as plt\n_ = plt.plot([1, 2]); _ = plt.plot([2, 1])")
         assert any('"type": "line"' in d.data.get(CHART_MIME, "") for d in line.displays)
+
+
+async def test_charts_say_what_was_plotted() -> None:
+    """Times are ISO text, categories have their names, bars their group; what nobody named is null (S5)."""
+    begin = "import datetime, matplotlib.pyplot as plt\n_, axes = plt.subplots()\n"
+    days = "days = [datetime.datetime(2023, 9, 1 + i) for i in range(3)]\n"
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+
+        async def chart(code: str) -> dict[str, Any]:
+            shown = await box.python(begin + code)
+            (found,) = [json.loads(each.data[CHART_MIME]) for each in shown.displays if CHART_MIME in each.data]
+            return dict(found)
+
+        line = await chart(f"{days}_ = axes.plot(days, [1, 2, 4], label='a'); _ = axes.set_xlabel('Time (s)')")
+        assert (line["type"], line["title"], line["x_label"], line["x_unit"]) == ("line", None, "Time (s)", "s")
+        assert (line["x_scale"], line["y_scale"], line["y_label"], line["y_unit"]) == ("datetime", "linear", None, None)
+        (series,) = line["elements"]
+        assert series["label"] == "a" and [y for _, y in series["points"]] == [1.0, 2.0, 4.0]
+        assert [x[:10] for x, _ in series["points"]] == ["2023-09-01", "2023-09-02", "2023-09-03"]
+        words = await chart("_ = axes.plot([1, 2], ['A', 'B'])")
+        assert words["y_scale"] == "categorical" and words["elements"][0]["points"] == [[1.0, "A"], [2.0, "B"]]
+        for draw in ("bar", "barh"):
+            bars = await chart(f"_ = axes.{draw}(['p', 'q'], [3, 5], label='sold')")
+            assert bars["elements"] == [
+                {"label": "p", "group": "sold", "value": 3.0}, {"label": "q", "group": "sold", "value": 5.0},
+            ]  # fmt: skip
+        pie = await chart("_ = axes.pie([90, 10], labels=['No', 'Yes'], startangle=90)")
+        assert pie["elements"] == [
+            {"label": "No", "angle": 324.0, "radius": 1.0}, {"label": "Yes", "angle": 36.0, "radius": 1.0},
+        ]  # fmt: skip
+        log = await chart("_ = axes.plot([1, 2], [10, 100]); axes.set_yscale('log')")
+        assert log["y_scale"] == "log" and log["elements"][0]["label"] == ""
 
 
 async def test_a_template_is_renewed_after_a_number_of_forks(monkeypatch: pytest.MonkeyPatch) -> None:

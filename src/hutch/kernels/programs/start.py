@@ -9,7 +9,7 @@ import msgspec
 from hutch.model.code import Language
 
 _HERE = Path(__file__).parent
-_PYTHON_MODULES = ("channel", "display", "plain", "ipython", "snapshot", "kernel")
+_PYTHON_MODULES = ("channel", "charts", "display", "plain", "ipython", "snapshot", "kernel")
 """In the order of their imports. The module that needs IPython is loaded only if it can be."""
 
 # Reads the modules from its input, then runs the kernel. The box's working directory is not searched meanwhile, so that

@@ -1,4 +1,4 @@
-"""Rich display: the forms of a value by media type, matplotlib's figures, and tables and charts as data."""
+"""Rich display: the forms of a value by media type, matplotlib's figures, and tables as data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .channel import Capture, Channel
+from .charts import chart_of
 
 MAX_DISPLAYS = 256
 MAX_DISPLAY_BYTES = 8 << 20
 MAX_TABLE_ROWS = 1000
-MAX_POINTS = 5000
 TABLE_MIME = "application/vnd.hutch.table+json"
 CHART_MIME = "application/vnd.hutch.chart+json"
 BACKEND = "hutch_kernel_figures"
@@ -124,99 +124,6 @@ def figure_forms(figure: Any) -> dict[str, Any]:
     except Exception as error:  # The picture is what was asked for; an unusual plot may have no data that we can read.
         forms[CHART_MIME] = {"type": "unknown", "title": "", "elements": [], "problem": str(error)}
     return forms
-
-
-def chart_of(figure: Any) -> dict[str, Any]:
-    """Return what a figure draws; several axes are a `superchart` of charts."""
-    charts = [_chart_of_axes(axes) for axes in figure.axes]
-    if len(charts) == 1:
-        return charts[0]
-    title = figure._suptitle.get_text() if getattr(figure, "_suptitle", None) else ""
-    return {"type": "superchart" if charts else "unknown", "title": title, "elements": charts}
-
-
-def _chart_of_axes(axes: Any) -> dict[str, Any]:
-    kind, elements = _elements(axes)
-    return {
-        "type": kind,
-        "title": axes.get_title(),
-        "x_label": axes.get_xlabel(),
-        "y_label": axes.get_ylabel(),
-        "x_scale": axes.get_xscale(),
-        "y_scale": axes.get_yscale(),
-        "x_ticks": [float(tick) for tick in axes.get_xticks()],
-        "y_ticks": [float(tick) for tick in axes.get_yticks()],
-        "x_tick_labels": [label.get_text() for label in axes.get_xticklabels()],
-        "y_tick_labels": [label.get_text() for label in axes.get_yticklabels()],
-        "elements": elements,
-    }
-
-
-def _elements(axes: Any) -> tuple[str, list[dict[str, Any]]]:
-    from matplotlib.collections import PathCollection
-    from matplotlib.patches import Rectangle, Wedge
-
-    wedges = [patch for patch in axes.patches if isinstance(patch, Wedge)]
-    if wedges:
-        slices = [(w.get_label(), (w.theta2 - w.theta1) / 3.6, w.r) for w in wedges]
-        return "pie", [{"label": label, "angle": part * 3.6, "radius": r} for label, part, r in slices]
-    bars = [bar for group in axes.containers for bar in group if isinstance(bar, Rectangle)]
-    if bars:
-        labels = [label.get_text() for label in axes.get_xticklabels()]
-        names = dict(zip(axes.get_xticks(), labels))  # noqa: B905 - older interpreters do not know `strict`
-        middles = [(bar, bar.get_x() + bar.get_width() / 2) for bar in bars[:MAX_POINTS]]
-        return "bar", [
-            {"label": names.get(middle, "") or f"{middle:g}", "value": float(bar.get_height())}
-            for bar, middle in middles
-        ]
-    dots = [each for each in axes.collections if isinstance(each, PathCollection)]
-    if dots:
-        return "scatter", [{"label": each.get_label(), "points": _points(each.get_offsets())} for each in dots]
-    lines = axes.get_lines()
-    boxes = _box_plots(axes, lines)
-    if boxes:
-        return "box_and_whisker", boxes
-    if lines:
-        return "line", [{"label": line.get_label(), "points": _points(line.get_xydata())} for line in lines]
-    return "unknown", []
-
-
-def _box_plots(axes: Any, lines: Any) -> list[dict[str, Any]]:
-    """Return the boxes of a box plot: each is drawn as two whiskers, two caps, a median, and its outliers."""
-    data = [line.get_xydata().tolist() for line in lines[: 8 * MAX_POINTS]]
-    for along, labels, ticks in (
-        (1, axes.get_xticklabels(), axes.get_xticks()),
-        (0, axes.get_yticklabels(), axes.get_yticks()),
-    ):
-        names = dict(zip(ticks, [label.get_text() for label in labels]))  # noqa: B905 - see above
-        found = []
-        for number in range(len(data) - 4):
-            parts = data[number : number + 5]
-            if any(len(part) != 2 for part in parts):
-                continue
-            low, high, low_cap, high_cap, median = parts
-            at = low[0][1 - along]
-            ends = (low[1][along], high[1][along])
-            upright = all(point[1 - along] == at for point in (*low, *high))
-            capped = all(point[along] == end for cap, end in zip((low_cap, high_cap), ends) for point in cap)  # noqa: B905
-            if not upright or not capped or median[0][along] != median[1][along]:
-                continue
-            outliers = data[number + 5] if number + 5 < len(data) else []
-            apart = [point[along] for point in outliers if point[1 - along] == at]
-            found.append(
-                {
-                    "label": names.get(at, "") or f"{at:g}", "min": ends[0], "first_quartile": low[0][along],
-                    "median": median[0][along], "third_quartile": high[0][along], "max": ends[1],
-                    "outliers": apart if len(apart) == len(outliers) else [],
-                }
-            )  # fmt: skip
-        if found:
-            return found
-    return []
-
-
-def _points(rows: Any) -> list[list[float]]:
-    return [[float(x), float(y)] for x, y in rows[:MAX_POINTS]]
 
 
 DATA_FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {

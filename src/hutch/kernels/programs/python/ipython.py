@@ -14,7 +14,8 @@ from traitlets import Any as AnyTrait
 from traitlets import ObjectName, Type, Unicode
 from traitlets.config import Config
 
-from .display import CHART_MIME, TABLE_MIME, Displays, chart_of, figure_forms, table_of
+from .charts import chart_of
+from .display import CHART_MIME, TABLE_MIME, Displays, figure_forms, table_of
 
 if TYPE_CHECKING:
     import asyncio
