@@ -36,9 +36,11 @@ def test_axe_finds_no_serious_problem(visitor: Visitor, sample: Sample, theme: s
     page = visitor.sign_in(sample.admin)
     page.evaluate("(theme) => localStorage.setItem('hutch', JSON.stringify({theme}))", theme)
     found: list[str] = []
-    boxed = (*TABS, "/terminal")
+    # A terminal takes the lease, so it is opened in a box of its own.
+    own = sample.server.tcp(sample.admin).good("POST", "/v1/boxes", {})["id"]
+    boxed = (*(f"/boxes/{sample.box}{tab}" for tab in TABS), f"/boxes/{own}/terminal")
     dialogs = {"/boxes": "New box", "/apps": "New app", "/keys": "New key", "/skills": "Install a skill"}
-    for path in (*PAGES, *(f"/boxes/{sample.box}{tab}" for tab in boxed), "/skills/greeting", "/mcp-servers/clock"):
+    for path in (*PAGES, *boxed, "/skills/greeting", "/mcp-servers/clock"):
         visitor.go(path)
         _settled(page)
         if path in dialogs:

@@ -98,10 +98,13 @@ async def _copy_one(box: Box, checkpoint: Checkpoint, target: Path, places: Mapp
 
 def _share(newer: Path, older: Path) -> None:
     """Make the files of a tree that the newer one has too names of the same files."""
-    for top, _, names in os.walk(older):
+    for top, directories, names in os.walk(older):
+        beside = newer / Path(top).relative_to(older)
+        if beside.is_symlink() or not beside.is_dir():
+            directories.clear()  # a link of the box may lead anywhere on this machine
+            continue
         for name in names:
-            path = Path(top, name)
-            other = newer / path.relative_to(older)
+            path, other = Path(top, name), beside / name
             if _same_file(path, other):
                 path.unlink()
                 os.link(other, path, follow_symlinks=False)
@@ -169,21 +172,22 @@ def _changes(before: Path, after: Path, draft: Path) -> tuple[list[str], dict[st
     gone: list[str] = []
     modes: dict[str, int] = {}
     directories: set[Path] = set()
-    pending = [""]
+    pending = [("", True)]  # with whether `before` has a directory there: a link of the box may lead anywhere
     while pending:
-        below = pending.pop()
-        old, new = _entries(before / below), _entries(after / below)
+        below, was_there = pending.pop()
+        old, new = _entries(before / below) if was_there else {}, _entries(after / below)
         gone += [os.path.join(below, name) for name in old if not _stays(old[name], new.get(name))]
         for name, facts in new.items():
             path = os.path.join(below, name)
             if stat.S_ISDIR(facts.st_mode):
-                pending.append(path)
-                if name in old and stat.S_ISDIR(old[name].st_mode):
+                present = name in old and stat.S_ISDIR(old[name].st_mode)
+                pending.append((path, present))
+                if present:
                     if old[name].st_mode != facts.st_mode:
                         modes[path] = stat.S_IMODE(facts.st_mode)
                 else:
                     directories |= _make(draft / path, draft)
-            elif not _same(before / path, after / path):
+            elif name not in old or not _same(before / path, after / path):
                 directories |= _make((draft / path).parent, draft)
                 os.link(after / path, draft / path, follow_symlinks=False)
     for directory in directories:

@@ -85,7 +85,7 @@ def test_a_page_its_websocket_and_its_events(context: BrowserContext, previews: 
     )
     assert kept == ["1", "own=2"]
     told = page.evaluate("async () => (await fetch('/echo')).json()")
-    assert dict(told["headers"])["cookie"] == "own=2"
+    assert {name.lower(): value for name, value in dict(told["headers"]).items()}["cookie"] == "own=2"
 
 
 # Each gets the victim's origin, and gives back whatever the hostile page could learn or do.

@@ -99,7 +99,7 @@ def connect() -> socket.socket:
 
 
 def fail(text: str, code: int = 1) -> NoReturn:
-    print(f"sudo: {text}", file=sys.stderr)
+    sys.stderr.write(f"sudo: {text}\n")
     sys.exit(code)
 
 

@@ -256,12 +256,15 @@ def _segments(fd: int, size: int) -> Iterator[tuple[int, int]]:
     while at < size:
         try:
             begin = os.lseek(fd, at, os.SEEK_DATA)
+            end = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return
-            raise
-        at = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
-        yield begin, at - begin
+            if error.errno != errno.EINVAL:
+                raise
+            begin, end = at, size  # a kernel that does not report holes
+        yield begin, end - begin
+        at = end
 
 
 def _attributes(fd: int) -> dict[str, str]:
