@@ -20,6 +20,7 @@ SPEAKS = {
     "cli",  # the command line's answers; its errors are redacted in cli/output.py
     "providers/native/network/helper_process.py",  # a process that is given no secret
     "providers/guest_bundle/relay.py",  # runs in a container, whose engine carries its words to us
+    "images/programs/sudo.py",  # runs in a box
     "logs",
 }
 """Where something may be written to a standard stream without the log."""
