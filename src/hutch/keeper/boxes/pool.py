@@ -25,7 +25,7 @@ from hutch.model.state import State
 from hutch.policy import rights
 
 REFILL_DELAY = 0.02
-"""Seconds before a claimed box is replaced while others wait, so that whoever claimed it has the processors first."""
+"""Seconds before a claimed box is replaced while others wait, so that its claimer has the processors first."""
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 MAX_FAILURES = 5

@@ -1,7 +1,7 @@
 """Makes one stopped process continue as another: the same memory at the same addresses, the same registers.
 
 What the memory holds is never interpreted here: it was written by code that nobody trusts, and goes to a process with
-no more rights than the one it came from. Standard library only: this runs in a fork of a template.
+no more rights than the one it came from. Standard library only: the copier starts fast.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Who watches a copy: a listener is told of the bytes of a tree's stream while they go to a box or come from it."""
+"""Listeners of a copy: each gets the byte counts of a tree's stream while it goes to a box or comes from it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
