@@ -9,6 +9,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import Invalid
+from hutch.keeper import checkpoint_history
 from tests.layers.test_states import shell
 
 
@@ -76,3 +77,17 @@ async def test_a_hostile_file_is_refused(tmp_path: Path, name: str, kind: bytes,
             await hutch.import_box(tmp_path / "bad.hutch")
         assert await hutch.boxes() == ()
     assert [path.name for path in tmp_path.iterdir()] == ["bad.hutch"], "nothing was left beside it"
+
+
+def test_a_link_of_a_box_leads_no_comparison_out_of_its_tree(tmp_path: Path) -> None:
+    """Trees come from boxes: where one has a directory, another may have a link to a directory of the machine."""
+    outside, linked, plain = tmp_path / "outside", tmp_path / "linked", tmp_path / "plain"
+    for directory in (outside, linked, plain / "a"):
+        directory.mkdir(parents=True)
+    (linked / "a").symlink_to(outside)
+    for directory in (outside, plain / "a"):
+        (directory / "x").write_text("same")
+    checkpoint_history._share(linked, plain)
+    assert (plain / "a" / "x").stat().st_nlink == 1, "it became a name of the machine's own file"
+    gone, _ = checkpoint_history._changes(linked, plain, tmp_path / "draft")
+    assert gone == ["a"] and (tmp_path / "draft" / "a" / "x").read_text() == "same"
