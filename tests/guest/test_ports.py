@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -117,6 +118,37 @@ async def test_a_reset_connection_says_so() -> None:
                     continue
             with pytest.raises(PortClosed):
                 await stream.send(b"more")
+
+
+async def test_an_answer_before_a_reset_is_received_although_more_was_sent() -> None:
+    """A program may answer and close without reading all of a request, and the guest may see the reset first."""
+    reached, stopped, reset = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        reached.set()
+        await stopped.wait()
+        writer.write(b"too large")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.close()
+        await writer.wait_closed()
+        reset.set()
+
+    with running_guest() as guest:
+        async with instance_of(guest) as box, listening(refuse) as port:
+            stream = await box.connect(port)
+            await stream.send(b"x")
+            await reached.wait()
+            os.kill(guest.pid, signal.SIGSTOP)
+            try:
+                await stream.send(b"more")
+                stopped.set()
+                await reset.wait()
+            finally:
+                os.kill(guest.pid, signal.SIGCONT)
+            assert await stream.receive() == b"too large"
+            with pytest.raises(PortClosed):
+                await stream.receive()
 
 
 async def test_closed_streams_leave_no_descriptor() -> None:

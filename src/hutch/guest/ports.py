@@ -36,7 +36,8 @@ class PortStream:
     """One TCP connection to a port of the box. Bytes wait on both sides for credit, never in unbounded memory."""
 
     __slots__ = (
-        "_channel", "_ended", "_families", "_loop", "_number", "_queue", "_read_end", "_socket", "_timer", "_watched",
+        "_channel", "_ended", "_families", "_loop", "_number", "_queue", "_read_end", "_socket", "_timer", "_unread",
+        "_watched",
     )  # fmt: skip
 
     open_streams = 0
@@ -53,6 +54,8 @@ class PortStream:
         """The host sends no more."""
         self._read_end = False
         """The program in the box sends no more, and the host was told so."""
+        self._unread = False
+        """The program reads no more: what the host sends is dropped, and what the program has sent still goes out."""
         self._watched = 0
         """The events for which the connected socket is watched."""
         self._timer: Timer | None = loop.call_later(CONNECT_SECONDS, self._timed_out)
@@ -125,6 +128,8 @@ class PortStream:
         if received:
             self._channel.send(DATA, _scratch_view[:received])
             self._update_events()
+        elif self._unread:
+            self._fail("port_closed", f"the connection to port {self._number} of the box was closed")
         elif self._channel.event({"end": True}):
             self._read_end = True
             self._close_if_done()
@@ -142,8 +147,12 @@ class PortStream:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                self._fail("port_closed", f"the connection to port {self._number} of the box was closed")
-                return
+                if self._read_end:
+                    self._fail("port_closed", f"the connection to port {self._number} of the box was closed")
+                    return
+                # It may have answered before it closed. Those bytes are in the socket, and the kernel still gives them.
+                self._unread = True
+                size = len(self._queue[0])
             written += size
             if size == len(self._queue[0]):
                 self._queue.popleft()
