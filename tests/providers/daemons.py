@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from bench.peers.daemon import CGROUP, scratch_directory
 
-from hutch.providers.docker.endpoint import Endpoint
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.endpoint import Endpoint
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from tests.providers import rootfs
 

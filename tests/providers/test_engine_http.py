@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, EngineError, Unavailable
-from hutch.providers.docker import endpoint
-from hutch.providers.docker.endpoint import Endpoint, parse
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
-from hutch.providers.docker.hijack import hijack
+from hutch.providers.docker.engine import endpoint
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.endpoint import Endpoint, parse
+from hutch.providers.docker.engine.hijack import hijack
+from hutch.providers.docker.engine.http import EngineHttp, EngineRefused
 from hutch.providers.guest_client.link import Link
 
 

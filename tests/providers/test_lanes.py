@@ -13,9 +13,10 @@ import uvloop
 from hutch import http1
 from hutch.errors import PortClosed, Unsupported
 from hutch.providers.base import Command
-from hutch.providers.docker import engine_info, probe
-from hutch.providers.docker.endpoint import Endpoint, parse
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker import probe
+from hutch.providers.docker.engine import info as engine_info
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.endpoint import Endpoint, parse
 from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
 from hutch.providers.guest_bundle.pack import HOME, guest_bundle

@@ -12,7 +12,7 @@ from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention
 from hutch.providers.docker import labels
-from hutch.providers.docker.dialect import Dialect
+from hutch.providers.docker.engine.dialect import Dialect
 from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
 from hutch.providers.guest_bundle.pack import HOME as BUNDLE_HOME
 from hutch.providers.guest_bundle.pack import GuestBundle

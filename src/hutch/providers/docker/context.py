@@ -6,9 +6,11 @@ import sys
 import tempfile
 
 from hutch.errors import Unavailable, Unsupported
-from hutch.providers.docker import endpoint, engine_info, labels, shared_directory
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_info import EngineInfo
+from hutch.providers.docker import labels, shared_directory
+from hutch.providers.docker.engine import endpoint
+from hutch.providers.docker.engine import info as engine_info
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.info import EngineInfo
 from hutch.providers.docker.guest_volume import GuestVolume
 from hutch.providers.docker.helper_containers import BASE, ensure_base_image
 from hutch.providers.docker.images import ARCHITECTURES, Images

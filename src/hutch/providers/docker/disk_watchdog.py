@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from hutch.logs import log
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine.api import Engine
 from hutch.providers.guest_client.disk_overrun import UNKNOWN, Overrun, Use
 from hutch.providers.guest_client.verdicts import Excess
 

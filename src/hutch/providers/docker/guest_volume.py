@@ -9,8 +9,8 @@ import time
 
 from hutch.errors import EngineError
 from hutch.providers.docker import labels
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.guest_bundle.pack import HOME, GuestBundle
 
 _TRIES = 5

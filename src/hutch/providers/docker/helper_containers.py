@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from hutch.providers.docker import labels
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine.api import Engine
 
 BASE = "hutch-base-1:latest"
 """The name of an empty image, for containers in which nothing runs but our own guest."""

@@ -15,8 +15,8 @@ from hutch.errors import EngineError, Invalid, NotFound, Unsupported
 from hutch.logs import log
 from hutch.model.images import ImageDefaults
 from hutch.providers.docker.container_spec import ImageFacts
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.docker.settings import Pull
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -14,7 +14,7 @@ from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import container_spec
 from hutch.providers.docker.disk_watchdog import DiskWatchdog
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine.api import Engine
 from hutch.providers.guest_bundle.counters import BoxCounters
 from hutch.providers.guest_bundle.instance import BundledInstance
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
@@ -23,7 +23,7 @@ from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 
 if TYPE_CHECKING:
-    from hutch.providers.docker.layers import ContainerLayers, LayerParts
+    from hutch.providers.docker.layers.layers import ContainerLayers, LayerParts
 
 
 class Traits(NamedTuple):
@@ -103,7 +103,7 @@ class ContainerInstance(BundledInstance):
 
     @cached_property
     def layers(self) -> "ContainerLayers":
-        from hutch.providers.docker.layers import ContainerLayers  # few boxes need it
+        from hutch.providers.docker.layers.layers import ContainerLayers  # few boxes need it
 
         return ContainerLayers(self, self._layer_parts(self))
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
 from hutch.linux.processes import Identity
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.hijack import hijack
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.hijack import hijack
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.guest_bundle.listener import SOCKET_NAME, framed_options
 from hutch.providers.guest_bundle.pack import GuestBundle
 from hutch.providers.guest_client.link import Link

@@ -18,7 +18,7 @@ from hutch.model.spec import CheckedMount, MountMode, Order
 from hutch.providers.docker import container_spec, shared_directory
 from hutch.providers.docker.container_spec import Bind
 from hutch.providers.docker.context import EngineContext
-from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.helper_containers import helper_container
 from hutch.providers.docker.path_rules import engine_path, translated
 from hutch.providers.guest_client.answers import checked

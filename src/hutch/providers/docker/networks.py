@@ -19,8 +19,8 @@ from typing import Any
 
 from hutch.errors import EngineError, Unavailable
 from hutch.providers.docker import labels as naming
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.native.network.addresses import parse, refused
 from hutch.providers.native.network.firewall import find_program
 

@@ -16,9 +16,9 @@ from hutch.model.limits import EnforcedBy, Grades, Limits
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command
-from hutch.providers.docker import engine_info
 from hutch.providers.docker.context import EngineContext
-from hutch.providers.docker.engine_info import EngineInfo
+from hutch.providers.docker.engine import info as engine_info
+from hutch.providers.docker.engine.info import EngineInfo
 from hutch.providers.docker.instance import ContainerInstance
 from hutch.providers.guest_bundle.pack import GuestBundle
 

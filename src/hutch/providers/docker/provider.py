@@ -16,25 +16,25 @@ from hutch.providers.docker import cleanup, container_spec, context, mounts, net
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
-from hutch.providers.docker.box_files import BoxFiles
 from hutch.providers.docker.container_spec import Bind, BoxParameters, ImageFacts
 from hutch.providers.docker.context import EngineContext
-from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
-from hutch.providers.docker.engine_api import Engine, Json
-from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.engine.api import Engine, Json
+from hutch.providers.docker.engine.dialect import DOCKER, PODMAN, Dialect
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.instance import ContainerInstance, Reached, Traits
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
-from hutch.providers.docker.replacement import recovered, volumes_of
+from hutch.providers.docker.layers.box_files import BoxFiles
+from hutch.providers.docker.layers.replacement import recovered, volumes_of
+from hutch.providers.docker.layers.state_volumes import StateVolumes
 from hutch.providers.docker.settings import LaneChoice
-from hutch.providers.docker.state_volumes import StateVolumes
 from hutch.providers.guest_bundle.counters import BoxCounters, GuestCounters, HostCounters
 from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
 from hutch.providers.guest_client.link import Link
 
 if TYPE_CHECKING:
-    from hutch.providers.docker.box_files import Spool
-    from hutch.providers.docker.layers import LayerParts
+    from hutch.providers.docker.layers.box_files import Spool
+    from hutch.providers.docker.layers.layers import LayerParts
 
 _ID_LETTERS = 64
 _GRACE_SECONDS = 30.0
@@ -298,8 +298,8 @@ class DockerProvider(Provider):
         return Reached(record, connect, root_guest, facts, traits)
 
     def _layer_parts(self, found: EngineContext, box: ContainerInstance, order: Order | None) -> "LayerParts":
-        from hutch.providers.docker.layers import LayerParts
-        from hutch.providers.docker.replacement import Replacement
+        from hutch.providers.docker.layers.layers import LayerParts
+        from hutch.providers.docker.layers.replacement import Replacement
 
         async def trees() -> list[str]:
             return container_spec.layered(box.spec, await found.images.ensure(box.spec.image))

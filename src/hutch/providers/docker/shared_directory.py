@@ -4,8 +4,8 @@ import contextlib
 import os
 import secrets
 
-from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.engine.api import Engine
+from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.docker.helper_containers import helper_container
 
 

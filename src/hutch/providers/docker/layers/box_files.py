@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import IO, Any
 
 from hutch.errors import EngineError
-from hutch.providers.docker.engine_api import COPY_TIMEOUT, Engine
+from hutch.providers.docker.engine.api import COPY_TIMEOUT, Engine
 from hutch.providers.docker.lanes import RELAY_USER
 from hutch.providers.guest_bundle.files_stream import LENGTH, MAX_HEADER
 from hutch.providers.guest_bundle.pack import GuestBundle

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 from hutch.errors import EngineError
 from hutch.model.layers import Change, ChangeKind
-from hutch.providers.docker.box_files import Spool
+from hutch.providers.docker.layers.box_files import Spool
 from hutch.providers.guest_bundle.files_stream import BLOCK, Header, read_header, write_header
 
 MAX_CHANGES = 20_000

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.errors import Conflict
 from hutch.model.layers import Change, Way
-from hutch.providers.docker import file_states
-from hutch.providers.docker.box_files import BoxFiles, Spool, spool
-from hutch.providers.docker.file_states import FileState, Merged
-from hutch.providers.docker.state_volumes import StateVolumes
+from hutch.providers.docker.layers import file_states
+from hutch.providers.docker.layers.box_files import BoxFiles, Spool, spool
+from hutch.providers.docker.layers.file_states import FileState, Merged
+from hutch.providers.docker.layers.state_volumes import StateVolumes
 from hutch.providers.layers import Frozen, Layers
 
 if TYPE_CHECKING:

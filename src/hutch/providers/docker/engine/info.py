@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from hutch.errors import ConfigError, Unsupported
 from hutch.model.spec import Isolation
-from hutch.providers.docker.endpoint import Endpoint
+from hutch.providers.docker.engine.endpoint import Endpoint
 from hutch.providers.docker.settings import LaneChoice, Settings
 
 DIRECT = ("runc", "crun")

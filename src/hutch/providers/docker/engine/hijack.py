@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from hutch import http1
 from hutch.errors import EngineError, HutchError, Unavailable
-from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
+from hutch.providers.docker.engine.http import EngineHttp, EngineRefused
 from hutch.providers.guest_client.link import Link
 
 _FRAME = 8

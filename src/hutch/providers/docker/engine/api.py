@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from hutch.errors import HutchError, Unavailable
-from hutch.providers.docker.endpoint import Endpoint
-from hutch.providers.docker.engine_http import TIMEOUT, EngineHttp, EngineRefused, Upload
+from hutch.providers.docker.engine.endpoint import Endpoint
+from hutch.providers.docker.engine.http import TIMEOUT, EngineHttp, EngineRefused, Upload
 
 OLDEST = (1, 40)
 """The oldest API version that has everything we send: that of Docker 19.03."""

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from hutch import http1
 from hutch.errors import EngineError, HutchError, Unavailable
-from hutch.providers.docker.endpoint import Endpoint
+from hutch.providers.docker.engine.endpoint import Endpoint
 
 CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0

@@ -15,11 +15,11 @@ from hutch.model.spec import Order
 from hutch.providers.base import InstanceRecord
 from hutch.providers.docker import container_spec, images, mounts
 from hutch.providers.docker import labels as naming
-from hutch.providers.docker.box_files import BoxFiles, Spool
 from hutch.providers.docker.container_spec import Bind, BoxParameters, ImageFacts
 from hutch.providers.docker.context import EngineContext
-from hutch.providers.docker.engine_api import Json
+from hutch.providers.docker.engine.api import Json
 from hutch.providers.docker.instance import ContainerInstance, Reached
+from hutch.providers.docker.layers.box_files import BoxFiles, Spool
 
 Reach = Callable[[InstanceRecord, Order, ImageFacts, Json], Reached]
 """Says how a new container is reached, given what the engine tells about it."""
