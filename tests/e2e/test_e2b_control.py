@@ -1,5 +1,9 @@
 """The newest E2B SDK drives sandboxes on boxes: their life, their clocks, and who may use them (S13)."""
 
+import os
+import signal
+from pathlib import Path
+
 import e2b
 import pytest
 
@@ -130,6 +134,59 @@ def test_a_pause_without_memory_keeps_the_files(hutch_e2b: E2B) -> None:
         until(lambda: sandbox.get_info().state == e2b.SandboxState.PAUSED, 60)
         sandbox.connect()
         assert sandbox.commands.list() == []
+
+
+def test_a_strict_pause_wants_an_answer(hutch_e2b: E2B) -> None:
+    """(S13) A pause that asks for a healthy guest is refused while the sandbox does not answer; it goes on then."""
+    with hutch_e2b.sandbox() as sandbox:
+        sandbox.commands.run("exec -a strict-pause sleep 600", background=True)
+        guest = first_process_of(b"strict-pause")
+        os.kill(guest, signal.SIGSTOP)
+        try:
+            with pytest.raises(e2b.ServiceBusyException, match="does not answer"):
+                sandbox.pause(strict=True)
+        finally:
+            os.kill(guest, signal.SIGCONT)
+        assert sandbox.get_info().state is e2b.SandboxState.RUNNING
+        assert sandbox.pause(strict=True)
+
+
+def first_process_of(mark: bytes) -> int:
+    """The first process of the box in which a process of this name runs, by its number outside."""
+    pid = 0
+
+    def found() -> bool:
+        nonlocal pid
+        pid = next((int(each.name) for each in Path("/proc").glob("[0-9]*") if _has_argument(each, mark)), 0)
+        return pid != 0
+
+    until(found)
+    while (fields := _status(pid))["NSpid"][-1] != "1":
+        pid = int(fields["PPid"][0])
+    return pid
+
+
+def _has_argument(process: Path, mark: bytes) -> bool:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")[0] == mark
+    except OSError:  # It has ended meanwhile.
+        return False
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    lines = (line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: value.split() for name, value in lines}
+
+
+def test_an_earlier_resume_says_what_the_timeout_does(hutch_e2b: E2B) -> None:
+    """(S13) Earlier releases say at a resumption whether the sandbox pauses at its timeout."""
+    with hutch_e2b.sandbox() as sandbox:
+        client = hutch_e2b.server.tcp().saying(x_api_key=hutch_e2b.key, content_type="application/json")
+        for pauses, then in ((True, "pause"), (False, "kill")):
+            assert sandbox.pause()
+            body = {"timeout": 600, "autoPause": pauses}
+            assert client.call("POST", f"/sandboxes/{sandbox.sandbox_id}/resume", body).status == 201
+            assert (sandbox.get_info().lifecycle or {}).get("on_timeout") == then
 
 
 def test_a_sandbox_pauses_at_its_timeout_and_resumes_when_it_is_used(hutch_e2b: E2B) -> None:

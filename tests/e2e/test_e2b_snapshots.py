@@ -11,7 +11,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers of a box over 
 
 
 def test_a_snapshot_outlives_its_sandbox_and_makes_others(hutch_e2b: E2B) -> None:
-    """(S13) Sandboxes from one snapshot begin alike and change apart; the snapshot stays until it is deleted."""
+    """(S13) Sandboxes from one snapshot begin alike and change apart; the snapshot stays until it is deleted.
+
+    What they cannot have otherwise than the snapshot is refused.
+    """
     with hutch_e2b.sandbox(metadata={"who": "first"}) as sandbox:
         sandbox.files.write("state", "kept")
         snapshot = sandbox.create_snapshot(name="kept-state")
@@ -26,6 +29,9 @@ def test_a_snapshot_outlives_its_sandbox_and_makes_others(hutch_e2b: E2B) -> Non
                 assert (one.files.read("state"), other.files.read("state")) == ("changed", "kept")
                 assert one.get_info().metadata == {"who": "second"}
                 assert other.get_info().metadata == {}
+        for options in ({"network": {"deny_out": ["0.0.0.0/0"]}}, {"idempotency_key": "once"}, {"envs": {"A": "b"}}):
+            with pytest.raises(e2b.SandboxException, match="501"):
+                e2b.Sandbox.create(snapshot.snapshot_id, **{**hutch_e2b.options, **options})
     finally:
         assert e2b.Sandbox.delete_snapshot(snapshot.snapshot_id, **hutch_e2b.options)
     assert not e2b.Sandbox.delete_snapshot(snapshot.snapshot_id, **hutch_e2b.options)

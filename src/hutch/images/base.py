@@ -17,11 +17,16 @@ from hutch.logs import log
 
 BASE = "e2b-base"
 INTERPRETER = "e2b-code-interpreter"
+DESKTOP = "e2b-desktop"
 PACKAGES = {
     BASE: ("bash", "ca-certificates", "curl", "git", "procps", "python3", "python3-pip", "python3-venv"),
     INTERPRETER: ("nodejs", "python3-matplotlib", "python3-pandas", "python3-pil"),
-}
-"""What each image has; the interpreter has what the base has too."""
+    DESKTOP: (
+        "dbus-x11", "libgtk-3-bin", "net-tools", "novnc", "scrot", "x11-utils", "x11-xserver-utils", "x11vnc", "xauth",
+        "xdg-utils", "xdotool", "xfce4-panel", "xfce4-session", "xfdesktop4", "xfwm4", "xterm", "xvfb",
+    ),
+}  # fmt: skip
+"""What each image has; the others have what the base has too."""
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 _LEFT_OUT = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/archives/*.deb", "./var/lib/apt/lists/*")
 _SETUP = """set -e
@@ -37,6 +42,7 @@ id user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --uid 1000 us
 [ -e /usr/bin/python ] || ln -s python3 /usr/bin/python
 rm -f /usr/lib/python3*/EXTERNALLY-MANAGED
 chmod 755 /usr/bin/sudo
+[ ! -d /usr/share/novnc ] || [ -e /opt/noVNC ] || ln -s /usr/share/novnc /opt/noVNC
 """
 SUDO = str(Path(__file__).with_name("programs") / "sudo.py")
 """What becomes /usr/bin/sudo: the real one cannot gain rights in a box."""

@@ -23,14 +23,25 @@ class Base(CliCommand):
 examples:
   hutch image base
   hutch image base --interpreter
+  hutch image base --desktop
   hutch image base --from debian:12
 """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
             "--interpreter",
-            action="store_true",
+            action="store_const",
+            const=base.INTERPRETER,
+            dest="which",
             help="that of `code-interpreter-v1`: also pandas, matplotlib, Node",
+        )
+        which.add_argument(
+            "--desktop",
+            action="store_const",
+            const=base.DESKTOP,
+            dest="which",
+            help="that of `desktop`: also a virtual screen, XFCE, VNC",
         )
         parser.add_argument("--from", dest="base", metavar="IMAGE", help="begin with this image of a Debian")
         parser.add_argument("--release", metavar="NAME", help="of Debian (default: this machine's, or stable)")
@@ -38,7 +49,7 @@ examples:
         parser.add_argument("--no-cache", action="store_true", help="make everything anew")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
-        name = base.INTERPRETER if arguments.interpreter else base.BASE
+        name = arguments.which or base.BASE
         source = arguments.base or await asyncio.to_thread(self._bootstrap, arguments, name)
         parser = argparse.ArgumentParser()
         build = Build()

@@ -8,7 +8,7 @@ def methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream | Cli
     """Return every call; those on watchers keep what they began in `watching`."""
     process, files = "/process.Process/", "/filesystem.Filesystem/"
     return {
-        process + "Start": ServerStream(processes.StartMessage, processes.start, processes.KEEPALIVE),
+        process + "Start": ServerStream(processes.StartMessage, processes.start, processes.KEEPALIVE, ends_itself=True),
         process + "Connect": ServerStream(processes.ProcessMessage, processes.connect, processes.KEEPALIVE),
         process + "List": Unary(Nothing, processes.list_processes),
         process + "SendInput": Unary(processes.InputMessage, processes.send_input),

@@ -5,7 +5,9 @@ the stream ended. A stream without it was cut.
 """
 
 import asyncio
+import math
 import struct
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +26,7 @@ Message = dict[str, Any]
 """A message that is sent. Those that are received are structs."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message without fields."""
 
 
@@ -41,6 +43,8 @@ class ServerStream(NamedTuple):
     takes: type[Any]
     handler: Callable[[Request, Any], AsyncGenerator[Message, None]]
     keepalive: Message
+    ends_itself: bool = False
+    """Whether the handler ends the stream at the call's deadline."""
 
 
 UNARY = "application/json"
@@ -50,6 +54,7 @@ _STREAM_HEADERS = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-s
 _HEAD = struct.Struct(">BI")
 MAX_ENVELOPE = 16 << 20
 DEFAULT_PING_SECONDS = 90.0
+LONGEST_PING_SECONDS = 3600.0
 ENDED = "the sandbox was killed or reached its end of life, or was paused"
 """How a stream ends with its sandbox. The SDKs then ask for its health, and their tests know the first words."""
 _LAST_WORDS_SECONDS = 1.0
@@ -103,8 +108,9 @@ async def serve_stream(request: Request, send: Send, method: ServerStream) -> No
     rest of what they send.
     """
     message = await _read_only_message(request, method.takes)
+    seconds = None if method.ends_itself else deadline(request)
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    sending = _send_stream(request, send, method.handler(request, message), method.keepalive)
+    sending = _send_stream(request, send, method.handler(request, message), method.keepalive, seconds)
     try:
         await request.call.until_disconnect(request.sandboxes.streams.run(request.sandbox, sending))
     except Cut:
@@ -143,19 +149,22 @@ async def read_messages(pieces: AsyncIterator[bytes], kind: type[T]) -> AsyncGen
 
 
 async def _send_stream(
-    request: Request, send: Send, messages: AsyncGenerator[Message, None], keepalive: Message
+    request: Request, send: Send, messages: AsyncGenerator[Message, None], keepalive: Message, seconds: float | None
 ) -> None:
-    """Send messages as they come, and a keepalive after each silence that the client named."""
+    """Send messages as they come, and a keepalive after each silence that the client named, for so many seconds."""
     queue: asyncio.Queue[Message | BaseException | None] = asyncio.Queue(_QUEUED)
     pump = asyncio.ensure_future(_pump(messages, queue))
     silence = _ping_seconds(request)
+    ends = math.inf if seconds is None else time.monotonic() + seconds
     try:
         while True:
+            item: Message | BaseException | None
             try:
-                async with asyncio.timeout(silence):
+                async with asyncio.timeout(min(silence, ends - time.monotonic())):
                     item = await request.call.service.unless_draining(queue.get())
             except TimeoutError:
-                item = keepalive
+                over = ConnectError("deadline_exceeded", "the call reached its deadline")
+                item = keepalive if time.monotonic() < ends else over
             if isinstance(item, HutchError):
                 if isinstance(item, NotRunning):
                     raise Cut
@@ -193,6 +202,18 @@ def _code(error: HutchError) -> str:
     return error.code if isinstance(error, ConnectError) else connect_code(error)
 
 
+def deadline(request: Request) -> float | None:
+    """Return the seconds that a call may take, by its header; None if it has no end."""
+    text = request.call.header("connect-timeout-ms")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise Invalid(f"Connect-Timeout-Ms {text[:20]!r} is no number of milliseconds")
+    return max(0.001, int(text) / 1000)
+
+
 def _ping_seconds(request: Request) -> float:
     text = request.call.header("keepalive-ping-interval")
-    return max(1.0, float(text)) if text.isascii() and text.isdigit() else DEFAULT_PING_SECONDS
+    return (
+        min(max(1.0, float(text)), LONGEST_PING_SECONDS) if text.isascii() and text.isdigit() else DEFAULT_PING_SECONDS
+    )

@@ -35,7 +35,10 @@ from hutch.server.e2b.shapes import (
 
 JSON = (("content-type", "application/json"),)
 PAUSED_DAYS = 30
+MAX_KEY = 255
+"""The characters that the SDKs allow in an Idempotency-Key."""
 ALL_TRAFFIC = "0.0.0.0/0"
+_LIST_QUERY = frozenset({"metadata", "state", "order", "startedAfter", "template", "limit", "nextToken"})
 _ON_TIMEOUT = {TtlAction.DESTROY: "kill", TtlAction.PAUSE: "pause", TtlAction.HALT: "pause"}
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -87,8 +90,8 @@ async def create(request: Request) -> Answer:
         return answer(await sandbox_of(request, forked), 201)
     spec = await _spec(request, body, timeout)
     key = call.header("idempotency-key")
-    if len(key) > 200:
-        raise Invalid("Idempotency-Key has at most 200 characters")
+    if len(key) > MAX_KEY:
+        raise Invalid(f"Idempotency-Key has at most {MAX_KEY} characters")
     caller = call.caller
     record = await call.service.keeper.creations.create(
         spec, session=SESSION, owner=caller.owner, key=f"e2b:{key}" if key else ""
@@ -107,13 +110,14 @@ async def _from_snapshot(request: Request, body: NewSandbox, timeout: int) -> Bo
     try:
         spec = live.record.spec
         online = spec.network is not NetworkMode.OFF
-        other_network = body.allow_internet_access is not None and body.allow_internet_access is not online
-        if body.env_vars or body.volume_mounts or other_network:
+        if body.env_vars or body.volume_mounts or _wants_internet(body) not in (None, online):
             raise Unsupported(
                 "a sandbox from a snapshot has the variables, the volumes and the network of the one that the snapshot "
                 "was made of",
                 remedy="leave them out, and pass variables to each command",
             )
+        if request.call.header("idempotency-key"):
+            raise Unsupported("an Idempotency-Key does not hold for snapshots here", remedy="leave it out")
         wanted = {**labels.of_metadata(body.metadata or {}), **_own_labels(body, timeout)}
         action = _ttl_action(body)
         await request.sandboxes.relabel(live, wanted, ttl_sec=float(timeout), action=action)
@@ -147,6 +151,13 @@ def _refuse_rules(network: shapes.Network) -> None:
         raise Unsupported("network.deny_out can only deny everything here", remedy=f"deny {ALL_TRAFFIC}, or nothing")
 
 
+def _wants_internet(body: NewSandbox) -> bool | None:
+    """Whether the sandbox is to reach the internet; None if the creation does not say."""
+    if body.network is not None and body.network.deny_out:
+        return False
+    return body.allow_internet_access
+
+
 def _own_labels(body: NewSandbox, timeout: int) -> dict[str, str]:
     given = {
         labels.TEMPLATE: body.template_id, labels.TIMEOUT: str(timeout),
@@ -173,10 +184,8 @@ async def _spec(request: Request, body: NewSandbox, timeout: int) -> Spec:
         env=env, labels=wanted, ttl_sec=float(timeout),
         ttl_action=_ttl_action(body), idle_timeout_sec=0.0,
     )  # fmt: skip
-    if body.allow_internet_access is not None:
-        spec = spec.but(network=NetworkMode.ON if body.allow_internet_access else NetworkMode.OFF)
-    if body.network is not None and body.network.deny_out:
-        spec = spec.but(network=NetworkMode.OFF)
+    if (online := _wants_internet(body)) is not None:
+        spec = spec.but(network=NetworkMode.ON if online else NetworkMode.OFF)
     if body.volume_mounts:
         mounts = (Mount(source=VOLUME + each.name, target=each.path, mode=MountMode.RW) for each in body.volume_mounts)
         spec = spec.but(mounts=tuple(mounts))
@@ -234,6 +243,7 @@ async def info(request: Request) -> Answer:
 async def list_sandboxes(request: Request) -> Answer:
     """List the owner's sandboxes, newest first, by page. The token of the next page is the last id of this one."""
     query = request.query
+    _check_query(query)
     found = [record for record in _records(request) if _matches(record, query)]
     found.sort(key=lambda record: (record.created_at, record.id), reverse=query.get("order", "desc") != "asc")
     page, token = page_of(found, query)
@@ -249,6 +259,16 @@ def _records(request: Request) -> list[BoxRecord]:
         if record.owner == owner and labels.TEMPLATE in record.spec.labels and not record.doomed
         and record.state in (State.RUNNING, State.PAUSED)
     ]  # fmt: skip
+
+
+def _check_query(query: dict[str, str]) -> None:
+    """Refuse a filter that would not be applied."""
+    if surplus := query.keys() - _LIST_QUERY:
+        raise Invalid(f"the list has no parameter {min(surplus)[:40]!r}")
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise Invalid("order is asc or desc")
+    if not set(query.get("state", "").split(",")) <= {"", "running", "paused"}:
+        raise Invalid("state is running or paused, or both with a comma")
 
 
 def _matches(record: BoxRecord, query: dict[str, str]) -> bool:
@@ -268,7 +288,7 @@ def _matches(record: BoxRecord, query: dict[str, str]) -> bool:
 def _timestamp(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Invalid(f"startedAfter {text[:40]!r} is no time of RFC 3339") from error
 
 
@@ -328,17 +348,22 @@ async def pause(request: Request) -> Answer:
     live = await _held(request)
     if live.record.state is State.PAUSED:
         raise Conflict(f"Sandbox {live.record.id} is already paused")
+    if body.require_healthy_guest:
+        await request.sandboxes.check_guest(live)
     await request.sandboxes.pause(live, halt=body.memory is False)
     return Answer(204)
 
 
 async def resume(request: Request) -> Answer:
     """Resume a paused sandbox, as early releases of the SDK ask for it. 409 if it runs."""
-    body = await request.body(shapes.ConnectSandbox)
+    body = await request.body(shapes.ResumeSandbox)
     live = await _held(request)
     if live.record.state is not State.PAUSED:
         raise Conflict(f"Sandbox {live.record.id} is already running")
     await request.sandboxes.resume(live, DEFAULT_TIMEOUT_V1 if body.timeout is None else body.timeout)
+    if body.auto_pause is not None:
+        action = TtlAction.PAUSE if body.auto_pause else TtlAction.DESTROY
+        await request.call.keeper.updater.set_ttl(live, live.record.spec.ttl_sec, action)
     return answer(await sandbox_of(request, live.record), 201)
 
 

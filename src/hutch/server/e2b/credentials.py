@@ -77,7 +77,7 @@ class SignedRequest:
         """Raise Unauthenticated with the words that the SDKs' tests know."""
         if not self._expiration:
             return
-        if not (self._expiration.isascii() and self._expiration.isdigit()):
+        if not (self._expiration.isascii() and self._expiration.isdigit() and len(self._expiration) < 20):
             raise Unauthenticated("invalid signature")
         if int(self._expiration) < time.time():
             raise Unauthenticated("signature is already expired")

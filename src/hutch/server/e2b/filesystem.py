@@ -19,10 +19,11 @@ ATTRIBUTES = "user.e2b."
 _TYPES = {
     FileKind.FILE: "FILE_TYPE_FILE", FileKind.DIRECTORY: "FILE_TYPE_DIRECTORY", FileKind.SYMLINK: "FILE_TYPE_SYMLINK"
 }  # fmt: skip
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC).timestamp(), datetime.max.replace(tzinfo=UTC).timestamp() - 1
 _NAMES = {0: "root", USER: "user", 65534: "nobody"}
 
 
-class PathMessage(msgspec.Struct, frozen=True):
+class PathMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
 
 
@@ -30,7 +31,7 @@ class ListMessage(PathMessage, frozen=True):
     depth: int = 1
 
 
-class MoveMessage(msgspec.Struct, frozen=True):
+class MoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     destination: str
 
@@ -52,13 +53,18 @@ def described(entry: Entry) -> Message:
         "type": _TYPES.get(entry.leads_to_kind or entry.kind, "FILE_TYPE_UNSPECIFIED"),
         "size": entry.size, "mode": entry.mode & 0o7777, "permissions": _permissions(entry),
         "owner": _NAMES.get(entry.uid, str(entry.uid)), "group": _NAMES.get(entry.gid, str(entry.gid)),
-        "modifiedTime": datetime.fromtimestamp(entry.mtime, UTC).isoformat().replace("+00:00", "Z"),
+        "modifiedTime": rfc3339(entry.mtime),
     }  # fmt: skip
     if entry.leads_to is not None:
         answer |= {"symlinkTarget": entry.leads_to, "isSymlink": True}
     if entry.attributes:
         answer["metadata"] = entry.attributes
     return answer
+
+
+def rfc3339(at: float) -> str:
+    """Return the time of a file's change, which a program in the box may have set to one that no calendar has."""
+    return datetime.fromtimestamp(min(max(at, _FIRST), _LAST), UTC).isoformat().replace("+00:00", "Z")
 
 
 def _permissions(entry: FileInfo) -> str:

@@ -38,14 +38,14 @@ _HEAD: Message = {
 Line = dict[str, Any]
 
 
-class ExecuteBody(msgspec.Struct, frozen=True, kw_only=True):
+class ExecuteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     code: str
     context_id: str | None = None
     language: str | None = None
     env_vars: dict[str, str] | None = None
 
 
-class ContextBody(msgspec.Struct, frozen=True, kw_only=True):
+class ContextBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     language: str | None = None
     cwd: str | None = None
 

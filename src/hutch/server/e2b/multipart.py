@@ -9,6 +9,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from hutch.errors import Invalid
 
 MAX_HEADER_BYTES = 16 << 10
+MAX_PARTS = 10_000
+"""Parts of one body: each file among them is work, and a line of the answer."""
 
 
 class Part:
@@ -27,12 +29,14 @@ class _Events:
         self.found: deque[dict[str, str] | bytes | None] = deque()
         self._headers: dict[str, str] = {}
         self._field = self._value = b""
+        self.ended = False
+        """Whether the last boundary was seen."""
         self.parser = MultipartParser(
             boundary,
             {
                 "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
                 "on_header_field": self._add_field, "on_header_value": self._add_value,
-                "on_header_end": self._end_header, "on_headers_finished": self._end_headers,
+                "on_header_end": self._end_header, "on_headers_finished": self._end_headers, "on_end": self._end_all,
             },
         )  # fmt: skip
 
@@ -60,6 +64,9 @@ class _Events:
     def _end(self) -> None:
         self.found.append(None)
 
+    def _end_all(self) -> None:
+        self.ended = True
+
 
 async def parts_of(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGenerator[Part, None]:
     """Yield the parts of a body. Invalid if it is no multipart body, or ends too early."""
@@ -67,7 +74,10 @@ async def parts_of(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGene
     boundary = options.get(b"boundary", b"")
     if not boundary:
         raise Invalid("the body has no boundary: it is no multipart/form-data")
-    events = _Events(boundary)
+    try:
+        events = _Events(boundary)
+    except FormParserError as error:
+        raise Invalid(f"the body has no valid boundary: {error}") from error
 
     async def next_event() -> dict[str, str] | bytes | None:
         while not events.found:
@@ -88,12 +98,18 @@ async def parts_of(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGene
         except EOFError:
             raise Invalid("the body ends in the middle of a part") from None
 
+    count = 0
     while True:
         try:
             event = await next_event()
         except EOFError:
-            return
+            if events.ended:
+                return
+            raise Invalid("the body ends before its last boundary") from None
         if isinstance(event, dict):
+            count += 1
+            if count > MAX_PARTS:
+                raise Invalid(f"a body has at most {MAX_PARTS} parts", remedy="send the rest in another")
             _, described = parse_options_header(event.get("content-disposition", ""))
             name, filename = (_text(described.get(key, b"")) for key in (b"name", b"filename"))
             yield Part(name, filename, content())

@@ -9,7 +9,7 @@ MAX_PAGE = 100
 def page_of(found: list[BoxRecord], query: dict[str, str]) -> tuple[list[BoxRecord], str]:
     """Return the page that a query asks for, and the token of the next one; empty if this is the last."""
     limit = query.get("limit", str(MAX_PAGE))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_PAGE):
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MAX_PAGE):
         raise Invalid(f"limit is a number from 1 to {MAX_PAGE}")
     after = query.get("nextToken", "")
     start = 0

@@ -11,7 +11,7 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.model.results import Cause, JobInfo, JobState
 from hutch.server.e2b import sudo
-from hutch.server.e2b.connect import ConnectError, Message, Nothing
+from hutch.server.e2b.connect import ConnectError, Message, Nothing, deadline
 from hutch.server.e2b.requests import Request
 
 KEEPALIVE: Message = {"event": {"keepalive": {}}}
@@ -25,30 +25,30 @@ _NAMES = {
 Cells = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class Config(msgspec.Struct, frozen=True):
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cmd: str
     args: list[str] = []
     envs: dict[str, str] = {}
     cwd: str = ""
 
 
-class Size(msgspec.Struct, frozen=True):
+class Size(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cols: Cells = 80
     rows: Cells = 24
 
 
-class Pty(msgspec.Struct, frozen=True):
+class Pty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Size = Size()
 
 
-class StartMessage(msgspec.Struct, frozen=True):
+class StartMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process: Config
     stdin: bool = True
     pty: Pty | None = None
     tag: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
-class Selector(msgspec.Struct, frozen=True):
+class Selector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names a process by its pid or by its tag."""
 
     pid: int | None = None
@@ -58,11 +58,11 @@ class Selector(msgspec.Struct, frozen=True):
         return f"tag {self.tag}" if self.pid is None else f"pid {self.pid}"
 
 
-class ProcessMessage(msgspec.Struct, frozen=True):
+class ProcessMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     process: Selector
 
 
-class Input(msgspec.Struct, frozen=True):
+class Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stdin: bytes | None = None
     pty: bytes | None = None
 
@@ -71,11 +71,11 @@ class InputMessage(ProcessMessage, frozen=True):
     input: Input
 
 
-class InputData(msgspec.Struct, frozen=True):
+class InputData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: Input
 
 
-class StreamMessage(msgspec.Struct, frozen=True):
+class StreamMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of these; the first message of a stream is `start`."""
 
     start: ProcessMessage | None = None
@@ -99,7 +99,7 @@ async def start(request: Request, message: StartMessage) -> AsyncGenerator[Messa
         try:
             job = await box.start(
                 (process.cmd, *process.args), cwd=request.resolve(process.cwd), env=process.envs,
-                timeout=_deadline(request), user=request.user, pty=message.pty is not None, rows=size.rows or 24,
+                timeout=deadline(request), user=request.user, pty=message.pty is not None, rows=size.rows or 24,
                 cols=size.cols or 80, name=message.tag, follow=True,
                 open_stdin=message.stdin or message.pty is not None,
             )  # fmt: skip
@@ -142,21 +142,14 @@ def _end(info: JobInfo) -> Message:
     return {"exitCode": code, "exited": True, "status": status} | ({"error": status} if code else {})
 
 
-def _deadline(request: Request) -> float | None:
-    text = request.call.header("connect-timeout-ms")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise Invalid(f"Connect-Timeout-Ms {text[:20]!r} is no number of milliseconds")
-    return max(0.001, int(text) / 1000)
-
-
 # --- processes that run -----------------------------------------------------------------------------------------
 
 
 async def _find(box: BoxHandle, message: ProcessMessage) -> JobInfo:
     """Return the newest process that the message selects; NotFound if there is none."""
     selected = message.process
+    if selected.pid is not None and selected.tag:
+        raise Invalid("a process is named by its pid or by its tag, not by both")
     for info in reversed(await box.jobs()):
         if info.pid == selected.pid or (selected.pid is None and selected.tag and info.name == selected.tag):
             return info
@@ -191,9 +184,9 @@ async def send_input(request: Request, message: InputMessage) -> Message:
 
 
 async def _write(job: JobHandle, given: Input) -> None:
-    data = given.stdin if given.stdin is not None else given.pty
-    if data is None:
-        raise Invalid("input has neither stdin nor pty")
+    data = given.stdin if given.pty is None else given.pty
+    if data is None or (given.stdin is not None and given.pty is not None):
+        raise Invalid("input has either stdin or pty")
     try:
         await job.write(data)
     except Conflict as error:

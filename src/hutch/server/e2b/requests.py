@@ -55,7 +55,7 @@ class Request:
         """Whether a host name of its own names it, at which no page of the server's is served."""
         if named is not None:
             self.sandbox, self.port = named.box_id, str(named.port)
-        if not (self.port.isascii() and self.port.isdigit() and 1 <= int(self.port[:6]) <= 65535):
+        if not (self.port.isascii() and self.port.isdigit() and len(self.port) < 6 and 1 <= int(self.port) <= 65535):
             raise Invalid(f"{self.port[:10]!r} is no port")
 
     def name_sandbox(self, sandbox: str) -> None:

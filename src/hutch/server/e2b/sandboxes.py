@@ -1,7 +1,10 @@
 """Sandboxes of one server: their creation, clocks, pauses and ends, on boxes; and what is open to them now."""
 
+import asyncio
 import time
 
+from hutch.errors import HutchError, Unavailable
+from hutch.keeper.boxes.health import CHECK_SECONDS
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.store.open_store import open_key
@@ -64,6 +67,18 @@ class Sandboxes:
         if halt:
             self.sudo.forget(live.record.id)
         await self.set_end(live, 0.0)
+
+    async def check_guest(self, live: Live) -> None:
+        """Raise Unavailable unless what runs the commands of the sandbox answers."""
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await live.running.check()
+        except (HutchError, TimeoutError) as error:
+            raise Unavailable(
+                "the sandbox was not paused, because it does not answer",
+                op="pause",
+                remedy="kill it, or do not ask for this",
+            ) from error
 
     async def relabel(
         self, live: Live, labels: dict[str, str], *, ttl_sec: float, action: TtlAction = TtlAction.DESTROY

@@ -1,4 +1,7 @@
-"""The JSON of E2B's control plane: requests, with everything that the SDKs send, and answers."""
+"""The JSON of E2B's control plane: requests, with everything that the SDKs send, and answers.
+
+A field of a request that is not listed is refused, because nothing would come of it.
+"""
 
 from typing import Annotated, Any
 
@@ -14,11 +17,11 @@ Seconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMEOUT)]
 Object = dict[str, Any]
 
 
-class AutoResume(msgspec.Struct, frozen=True):
+class AutoResume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = False
 
 
-class VolumeMount(msgspec.Struct, frozen=True):
+class VolumeMount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     path: str
 
@@ -37,7 +40,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class NewSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The body of a creation. A field that is not listed is refused, because nothing would come of it."""
+    """The body of a creation."""
 
     template_id: str = msgspec.field(name="templateID")
     timeout: Seconds | None = None
@@ -54,17 +57,21 @@ class NewSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     secure: bool | None = None
 
 
-class ConnectSandbox(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: Seconds | None = None
     memory: bool | None = None
-    auto_pause: bool | None = msgspec.field(default=None, name="autoPause")
 
 
-class TimeoutBody(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    timeout: Seconds | None = None
+    auto_pause: bool | None = None
+
+
+class TimeoutBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: Seconds
 
 
-class PauseBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     memory: bool | None = None
     require_healthy_guest: bool | None = None
 

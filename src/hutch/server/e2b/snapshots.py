@@ -31,14 +31,14 @@ MAX_FORKS = 20
 _JSON = (("content-type", "application/json"),)
 
 
-class SnapshotBody(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: (
         Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A-Za-z0-9_.:/-]*$")] | None
     ) = None
     memory: bool | None = None
 
 
-class ForkBody(msgspec.Struct, frozen=True, kw_only=True):
+class ForkBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: Seconds | None = None
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_FORKS)] = 1
 

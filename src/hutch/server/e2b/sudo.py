@@ -13,7 +13,7 @@ from hutch.policy import rights
 NAME = "hutch-sudo"
 """The name of its job, which clients do not see among the processes."""
 MAX_KNOWN = 10_000
-_IMAGES = frozenset(f"oci:{name}" for name in (base.BASE, base.INTERPRETER))
+_IMAGES = frozenset(f"oci:{name}" for name in base.PACKAGES)
 
 
 class Sudo:

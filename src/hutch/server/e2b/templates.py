@@ -8,7 +8,8 @@ from hutch.model.spec import NetworkMode, Spec
 
 HOME = "/home/user"
 PROFILE = "e2b"
-BUILT_IN = {"base": base.BASE, "code-interpreter-v1": base.INTERPRETER}
+DESKTOP = "desktop"
+BUILT_IN = {"base": base.BASE, "code-interpreter-v1": base.INTERPRETER, DESKTOP: base.DESKTOP}
 """From each template of the SDKs to the image that `hutch image base` makes for it."""
 IMAGE = "oci:"
 
@@ -18,11 +19,9 @@ async def resolve(keeper: Keeper, template: str) -> Spec:
 
     Raises NotFound for any other, and Unsupported for what this server cannot be.
     """
-    if template == "desktop":
-        raise Unsupported(
-            "there is no desktop on this server", remedy="name an image that has one, or a profile with such an image"
-        )
     images = Store(keeper.config.state_dir / "images", keeper.config.images)
+    if template == DESKTOP and not _has(images, base.DESKTOP):
+        raise Unsupported("there is no desktop on this server", remedy="make one: hutch image base --desktop")
     if template in BUILT_IN:
         image = next((name for name in (BUILT_IN[template], base.BASE) if _has(images, name)), None)
         spec = Spec(profile=PROFILE, workdir=HOME, user="user", image=None if image is None else IMAGE + image)

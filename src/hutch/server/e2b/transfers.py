@@ -179,8 +179,10 @@ async def decoded(encoding: str, pieces: AsyncIterator[bytes], limit: int) -> As
     try:
         async for piece in pieces:
             while piece:
+                if decompressor.eof:  # A gzip file may consist of several, one after the other.
+                    decompressor = zlib.decompressobj(_GZIP)
                 data = decompressor.decompress(piece, _PIECE)
-                piece = decompressor.unconsumed_tail
+                piece = decompressor.unconsumed_tail or decompressor.unused_data
                 total += len(data)
                 if total > limit:
                     raise FileTooLarge(f"the decompressed body is larger than {limit >> 20} MB")

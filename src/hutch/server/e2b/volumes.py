@@ -7,7 +7,6 @@ never follows a path that a sandbox has made. That box ends by itself when nobod
 import posixpath
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -26,6 +25,7 @@ from hutch.model.spec import VOLUME, NetworkMode, Spec, Workspace
 from hutch.policy.rights import Action, require
 from hutch.server.e2b import labels
 from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.filesystem import rfc3339
 from hutch.server.e2b.requests import Request
 from hutch.server.e2b.transfers import decoded, send_file
 from hutch.server.request import Send
@@ -42,11 +42,11 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
 
 
-class NewVolume(msgspec.Struct, frozen=True, kw_only=True):
+class NewVolume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Owner and mode of a file; None to leave it as it is."""
 
     uid: Id | None = None
@@ -195,7 +195,7 @@ async def _make_directory(request: Request, box: BoxHandle, path: str) -> Answer
 
 async def _list(request: Request, files: GuardedFiles, path: str) -> Answer:
     depth = request.query.get("depth", "1")
-    if not (depth.isascii() and depth.isdigit() and 1 <= int(depth[:4]) <= MAX_DEPTH):
+    if not (depth.isascii() and depth.isdigit() and len(depth) < 9 and 1 <= int(depth) <= MAX_DEPTH):
         raise Invalid(f"depth is a number from 1 to {MAX_DEPTH}")
     if (await files.entry(path)).kind is not FileKind.DIRECTORY:
         raise Invalid(f"{path.removeprefix(TOP)} is not a directory")
@@ -242,7 +242,7 @@ def _entry(entry: FileInfo, status: int = 200) -> Answer:
 
 def _described(entry: FileInfo) -> dict[str, object]:
     """Describe a file. Hutch knows one time of it, that of its last change."""
-    at = datetime.fromtimestamp(entry.mtime, UTC).isoformat().replace("+00:00", "Z")
+    at = rfc3339(entry.mtime)
     path = entry.path.removeprefix(TOP) or "/"
     described: dict[str, object] = {
         "name": posixpath.basename(path) or "/", "type": _KINDS.get(entry.kind, "unknown"), "path": path,

@@ -28,7 +28,7 @@ _TYPES = {
 _WITH_ENTRY = frozenset({"created", "modified", "attributes"})
 
 
-class WatchMessage(msgspec.Struct, frozen=True, rename="camel"):
+class WatchMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     path: str = ""
     recursive: bool = False
     include_entry: bool = False
@@ -36,7 +36,7 @@ class WatchMessage(msgspec.Struct, frozen=True, rename="camel"):
     """Boxes have no network mounts, so nothing is refused for being on one."""
 
 
-class WatcherMessage(msgspec.Struct, frozen=True, rename="camel"):
+class WatcherMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     watcher_id: str
 
 
