@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ NEWEST = {"e2b": "2.51.0", "@e2b/code-interpreter": "2.8.0"}
 EARLIER = ("2.7.0", "2.10.1", "2.15.0", "2.45.1")
 """The oldest release that is supported, the one that HyperAgent locks, and two more."""
 HYPERAGENT = ("e2b==2.10.1", "e2b-code-interpreter==2.4.1")
+INTERPRETERS = (("e2b==2.45.1", "e2b-code-interpreter==2.9.1"), ("e2b==2.55.1", "e2b-code-interpreter==2.10.5"))
+"""Code interpreters that follow `E2B_SANDBOX_URL`; earlier ones need TLS."""
 
 HERE = Path(__file__).parent
 
@@ -101,16 +104,15 @@ def test_earlier_releases(hutch_e2b: E2B, tmp_path: Path) -> None:
         python = str(python_of(f"e2b=={release}"))
         assert run([python, "program.py"], tmp_path, 120, **hutch_e2b.environment) == "done\n"
         worked.append(release)
-    proofs.write("e2b-releases", e2b=worked, npm=NEWEST)
+    (tmp_path / "interpreter.py").write_text(RUN_CODE + 'print("done")\n')
+    for packages in INTERPRETERS:
+        python = str(python_of(*packages))
+        assert run([python, "interpreter.py"], tmp_path, 120, **hutch_e2b.environment) == "done\n"
+    newest = [f"{name}=={version(name)}" for name in ("e2b", "e2b-code-interpreter")]
+    proofs.write("e2b-releases", e2b=worked, code_interpreter=INTERPRETERS, newest_in_make_test=newest, npm=NEWEST)
 
 
-INTERPRETER = """
-import asyncio, socket, ssl, sys, urllib.request
-resolve = socket.getaddrinfo  # In place of a wildcard entry of one's DNS.
-socket.getaddrinfo = lambda host, *rest, **more: resolve(
-    "127.0.0.1" if "hutch.test" in str(host) else host, *rest, **more
-)
-from e2b import AsyncSandbox
+RUN_CODE = """
 from e2b_code_interpreter import Sandbox
 
 sandbox = Sandbox.create()
@@ -119,7 +121,15 @@ assert sandbox.run_code("x + 2").text == "42"
 assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
 assert sandbox.run_code("6 * 7", language="javascript").text == "42"
 assert sandbox.kill()
-
+"""
+WITH_TLS = f"""
+import asyncio, socket, ssl, sys, urllib.request
+resolve = socket.getaddrinfo  # In place of a wildcard entry of one's DNS.
+socket.getaddrinfo = lambda host, *rest, **more: resolve(
+    "127.0.0.1" if "hutch.test" in str(host) else host, *rest, **more
+)
+from e2b import AsyncSandbox
+{RUN_CODE}
 async def hyperagent():
     "What HyperAgent calls for an application that it shows."
     sandbox = await AsyncSandbox.create(timeout=300)
@@ -127,7 +137,7 @@ async def hyperagent():
     serve = "setsid python3 -m http.server 3000 > /tmp/log 2>&1 &"
     await sandbox.commands.run(serve, timeout=10, cwd="/home/user/site")
     await sandbox.commands.run("until curl -s localhost:3000 > /dev/null; do sleep 0.1; done", timeout=60)
-    page = await asyncio.to_thread(urllib.request.urlopen, f"https://{sandbox.get_host(3000)}/")
+    page = await asyncio.to_thread(urllib.request.urlopen, "https://" + sandbox.get_host(3000) + "/")
     assert page.read() == b"<h1>shown</h1>"
     await sandbox.kill()
 
@@ -140,7 +150,7 @@ print("done")
 @pytest.mark.timeout(900)
 def test_the_releases_that_hyperagent_locks(tls: TlsServer, tmp_path: Path) -> None:
     """(S13) e2b 2.10.1 and code interpreter 2.4.1, which insist on https and host names, work with `E2B_DOMAIN`."""
-    (tmp_path / "program.py").write_text(INTERPRETER)
+    (tmp_path / "program.py").write_text(WITH_TLS)
     python = str(python_of(*HYPERAGENT))
     environment = {"E2B_API_KEY": tls.key, "E2B_DOMAIN": f"{DOMAIN}:{tls.port}", "SSL_CERT_FILE": str(tls.authority)}
     assert run([python, "program.py"], tmp_path, 200, **environment) == "done\n"

@@ -50,12 +50,6 @@ def test_a_checkpoint_is_a_template(hutch_e2b: E2B) -> None:
             e2b.Sandbox.create(f"{source.sandbox_id}:mark", **other.options)
 
 
-def test_a_desktop_is_refused(hutch_e2b: E2B) -> None:
-    """(S13) A desktop is refused with 501, not replaced by a sandbox without one."""
-    with pytest.raises(e2b.SandboxException, match=r"501.*no desktop"):
-        e2b.Sandbox.create("desktop", **hutch_e2b.options)
-
-
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
 def test_the_base_template_is_made_by_one_command(hutch_e2b: E2B) -> None:
