@@ -115,6 +115,8 @@ async def files_are_kept_in_the_workspace():
         ):
             error = await refused(errors.InvalidPathError, box.filesystem.write_file(path, "x"))
             assert error.details["reason"] == reason, error.details
+        await box.shell.exec("cd bin; mv data.bin $(printf 'data\\377')")
+        assert [each.name for each in await box.filesystem.list_dir("bin")] == ["data\udcff"], "a name that is no UTF-8"
         await refused(errors.InvalidPathError, box.filesystem.upload("../x", b"x"))
         await refused(errors.InvalidPathError, box.filesystem.download("../../etc/passwd"))
         await refused(errors.ValidationError, box.filesystem.read_file("bin"))
@@ -199,6 +201,14 @@ async def cargos_outlive_sandboxes():
         await client.cargos.delete(cargo.id)
         await refused(errors.NotFoundError, client.cargos.delete(cargo.id))
         await refused(errors.NotFoundError, client.create_sandbox(ttl=60, cargo_id=cargo.id))
+        # A sandbox's own cargo that another one uses goes with the last of them.
+        own = await client.create_sandbox(ttl=60)
+        await own.filesystem.write_file("shared.txt", "shared")
+        guest = await client.create_sandbox(ttl=60, cargo_id=own.cargo_id)
+        await own.delete()
+        assert await guest.filesystem.read_file("shared.txt") == "shared"
+        await guest.delete()
+        await refused(errors.NotFoundError, client.cargos.get(own.cargo_id))
 
 
 async def pages_have_cursors():
@@ -241,6 +251,13 @@ async def bad_requests_name_their_fault():
             ("POST", "/v1/sandboxes", b"{", 400, "validation_error"),
             ("POST", "/v1/sandboxes", b'{"ttl": "long"}', 400, "validation_error"),
             ("POST", "/v1/sandboxes", b'{"ttl": -5}', 400, "validation_error"),
+            ("POST", "/v1/sandboxes", b'{"ttl": 999999999999}', 400, "validation_error"),
+            ("POST", f"{place}/extend_ttl", b'{"extend_by": 315360000}', 400, "validation_error"),
+            ("PUT", f"{place}/filesystem/files", b'{"path": "a", "content": "\\ud800"}', 400, "validation_error"),
+            ("GET", f"{place}/filesystem/files?path=%ff", b"", 404, "file_not_found"),
+            ("GET", f"{place}/filesystem/files?path=%2e%2e/x", b"", 400, "invalid_path"),
+            ("POST", f"{place}/shell/exec", b'{"command": "id \\u0000"}', 400, "validation_error"),
+            ("POST", f"{place}/shell/exec", b'{"command": "id", "cwd": "a/../../.."}', 400, "invalid_path"),
             ("POST", f"{place}/shell/exec", b'{"command": "id", "timeout": 301}', 400, "validation_error"),
             ("POST", f"{place}/shell/exec", b'{"command": ""}', 400, "validation_error"),
             ("POST", f"{place}/browser/exec", b'{"cmd": "open x"}', 400, "capability_not_supported"),
@@ -260,6 +277,7 @@ async def bad_requests_name_their_fault():
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (status, code) and error["message"], (path, answer.text)
             assert answer.headers["x-request-id"] == "req-1"
+        assert box.id in {each["id"] for each in (await http.get("/v1/sandboxes")).json()["items"]}
 
 
 async def quotas_of_the_owner_hold():

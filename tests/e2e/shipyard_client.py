@@ -91,6 +91,8 @@ async def the_shell_runs_commands():
         assert (await box.shell.exec("pwd", cwd="sub"))["data"]["stdout"] == "/workspace/sub"
         await refused(400, box.shell.exec("pwd", cwd="/etc"))
         await refused(400, box.shell.exec(""))
+        for wrong in ({"command": "'open", "shell": False}, {"command": "id", "timeout": -1}, {"command": "\0"}):
+            await refused(400, box._client._exec_operation(box.id, "shell/exec", wrong, box._session_id))
 
 
 async def files_are_read_and_changed():

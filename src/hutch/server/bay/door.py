@@ -6,10 +6,11 @@ import hutch
 from hutch.errors import HutchError, Invalid, Unsupported
 from hutch.logs import log, redact
 from hutch.model.files import FileKind
+from hutch.model.record import encode_json
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
 from hutch.server.bay.history import Filter
-from hutch.server.bay.http import HttpDoor, Route, encode, receive_upload
+from hutch.server.bay.http import HttpDoor, Route, receive_upload
 from hutch.server.bay.idempotency import IdempotentReplies
 from hutch.server.bay.paths import WORKSPACE, workspace_path
 from hutch.server.bay.records import (
@@ -120,7 +121,7 @@ class BayDoor(HttpDoor):
         if isinstance(error, Unsupported):
             details |= {"available": list(CAPABILITIES)}
         body = {"error": {"code": code, "message": redact(str(error)), "details": details}}
-        return Reply(encode(body), status=status)
+        return Reply(encode_json(body), status=status)
 
     # --- the server -----------------------------------------------------------------------------------------
 
@@ -147,18 +148,18 @@ class BayDoor(HttpDoor):
     async def _create(self, call: Call, body: CreateSandbox) -> Reply:
         async def work() -> Reply:
             sandbox = await self._sandboxes.create(call.caller, body.profile, body.ttl, body.cargo_id)
-            return Reply(encode(await self._sandboxes.show(sandbox)), status=201)
+            return Reply(encode_json(await self._sandboxes.show(sandbox)), status=201)
 
-        return await self._replies.once(call, encode(body), work())
+        return await self._replies.once(call, encode_json(body), work())
 
     async def _list(self, call: Call, query: ListQuery) -> Reply:
         sandboxes = self._sandboxes.all(call.caller)
         shown = [await self._sandboxes.show(each) for each in sandboxes]
         wanted = [each for each in shown if query.status in ("", each["status"])]
-        return Reply(encode(_page(wanted, query)))
+        return Reply(encode_json(_page(wanted, query)))
 
     async def _get(self, call: Call) -> Reply:
-        return Reply(encode(await self._sandboxes.show(self._sandboxes.get(call.caller, call.params["sandbox"]))))
+        return Reply(encode_json(await self._sandboxes.show(self._sandboxes.get(call.caller, call.params["sandbox"]))))
 
     async def _delete(self, call: Call) -> Reply:
         await self._sandboxes.delete(call.caller, call.params["sandbox"])
@@ -167,9 +168,9 @@ class BayDoor(HttpDoor):
     async def _extend(self, call: Call, body: ExtendTtl) -> Reply:
         async def work() -> Reply:
             sandbox = await self._sandboxes.extend(call.caller, call.params["sandbox"], body.extend_by)
-            return Reply(encode(await self._sandboxes.show(sandbox)))
+            return Reply(encode_json(await self._sandboxes.show(sandbox)))
 
-        return await self._replies.once(call, encode(body), work())
+        return await self._replies.once(call, encode_json(body), work())
 
     async def _keep_alive(self, call: Call) -> Reply:
         await self._sandboxes.touch(call.caller, call.params["sandbox"])
@@ -250,7 +251,7 @@ class BayDoor(HttpDoor):
                     "is_file": found.kind is FileKind.FILE, "size": None if directory else found.size,
                     "modified_at": time_of(found.mtime), "modified_time": time_of(found.mtime),
                 })  # fmt: skip
-        return Reply(encode({"entries": entries}))
+        return Reply(encode_json({"entries": entries}))
 
     async def _upload(self, call: Call) -> Reply:
         async with self._sandboxes.use(call.caller, call.params["sandbox"]) as box:
@@ -275,22 +276,22 @@ class BayDoor(HttpDoor):
             exec_type=query.exec_type, success_only=query.success_only, tags=query.tags, has_notes=query.has_notes,
             has_description=query.has_description,
         )  # fmt: skip
-        return Reply(encode(self._sandboxes.history.list(sandbox.id, wanted, query.limit, query.offset)))
+        return Reply(encode_json(self._sandboxes.history.list(sandbox.id, wanted, query.limit, query.offset)))
 
     async def _last(self, call: Call, query: HistoryQuery) -> Reply:
         sandbox = self._sandboxes.get(call.caller, call.params["sandbox"])
-        return Reply(encode(self._sandboxes.history.last(sandbox.id, query.exec_type)))
+        return Reply(encode_json(self._sandboxes.history.last(sandbox.id, query.exec_type)))
 
     async def _execution(self, call: Call) -> Reply:
         sandbox = self._sandboxes.get(call.caller, call.params["sandbox"])
-        return Reply(encode(self._sandboxes.history.get(sandbox.id, call.params["execution"])))
+        return Reply(encode_json(self._sandboxes.history.get(sandbox.id, call.params["execution"])))
 
     async def _annotate(self, call: Call, body: Annotation) -> Reply:
         sandbox = self._sandboxes.get(call.caller, call.params["sandbox"])
         entry = self._sandboxes.history.annotate(
             sandbox.id, call.params["execution"], body.description, body.tags, body.notes
         )
-        return Reply(encode(entry))
+        return Reply(encode_json(entry))
 
     # --- cargos ---------------------------------------------------------------------------------------------
 
@@ -300,17 +301,17 @@ class BayDoor(HttpDoor):
 
         async def work() -> Reply:
             cargo = await self._sandboxes.create_cargo(call.caller)
-            return Reply(encode(cargo.shown()), status=201)
+            return Reply(encode_json(cargo.shown()), status=201)
 
-        return await self._replies.once(call, encode(body), work())
+        return await self._replies.once(call, encode_json(body), work())
 
     async def _list_cargos(self, call: Call, query: ListQuery) -> Reply:
         managed = bool(query.managed)  # Without the parameter only those that a caller created are listed.
         shown = [cargo.shown() for cargo in self._sandboxes.cargos(call.caller)]
-        return Reply(encode(_page([each for each in shown if each["managed"] is managed], query)))
+        return Reply(encode_json(_page([each for each in shown if each["managed"] is managed], query)))
 
     async def _get_cargo(self, call: Call) -> Reply:
-        return Reply(encode(self._sandboxes.cargo(call.caller, call.params["cargo"]).shown()))
+        return Reply(encode_json(self._sandboxes.cargo(call.caller, call.params["cargo"]).shown()))
 
     async def _delete_cargo(self, call: Call) -> Reply:
         await self._sandboxes.delete_cargo(call.caller, call.params["cargo"])

@@ -1,7 +1,6 @@
 """The history of a sandbox's executions. It is kept in memory within a bound, so a restart of the server empties it."""
 
 import secrets
-from collections import deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -67,7 +66,8 @@ class History:
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[str, Entry]] = {}
-        self._order: deque[tuple[str, str]] = deque()
+        self._order: dict[tuple[str, str], None] = {}
+        """All executions by sandbox and id, the oldest first."""
         self._size = 0
 
     def add(
@@ -81,10 +81,11 @@ class History:
             created_at=datetime.now(UTC),
         )  # fmt: skip
         self._entries.setdefault(sandbox, {})[entry.id] = entry
-        self._order.append((sandbox, entry.id))
+        self._order[sandbox, entry.id] = None
         self._size += entry.size
-        while self._size > MAX_BYTES and self._order:
-            self._drop(*self._order.popleft())
+        while self._size > MAX_BYTES:
+            oldest_sandbox, oldest = next(iter(self._order))
+            self._drop(self._entries[oldest_sandbox].pop(oldest), oldest_sandbox)
         return entry
 
     def list(self, sandbox: str, wanted: Filter, limit: int, offset: int) -> dict[str, Any]:
@@ -122,9 +123,8 @@ class History:
 
     def forget(self, sandbox: str) -> None:
         for entry in self._entries.pop(sandbox, {}).values():
-            self._size -= entry.size
+            self._drop(entry, sandbox)
 
-    def _drop(self, sandbox: str, execution: str) -> None:
-        entry = self._entries.get(sandbox, {}).pop(execution, None)
-        if entry is not None:
-            self._size -= entry.size
+    def _drop(self, entry: Entry, sandbox: str) -> None:
+        del self._order[sandbox, entry.id]
+        self._size -= entry.size

@@ -8,13 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from hutch.errors import HutchError, Invalid, NotFound
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle
 from hutch.logs import current_operation, log
 from hutch.model.files import FileInfo
+from hutch.model.record import encode_json
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import UNIX, Authenticator
 from hutch.server.e2b.multipart import parts_of
@@ -164,7 +163,7 @@ async def send_reply(send: Send, call: Call, reply: Reply) -> None:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         return
-    data = reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else encode(reply.body)
+    data = reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else encode_json(reply.body)
     if reply.status != 204:
         headers["content-length"] = str(len(data))
     await _start(send, reply.status, headers)
@@ -174,10 +173,6 @@ async def send_reply(send: Send, call: Call, reply: Reply) -> None:
 async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:
     listed = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": listed})
-
-
-def encode(value: object) -> bytes:
-    return msgspec.json.encode(value)
 
 
 async def receive_upload(

@@ -10,6 +10,8 @@ from hutch.model.record import Record
 Seconds = Annotated[int, msgspec.Meta(ge=1, le=300)]
 Page = Annotated[int, msgspec.Meta(ge=1, le=500)]
 Offset = Annotated[int, msgspec.Meta(ge=0)]
+MAX_TTL_SECONDS = 10 * 365 * 86400
+"""A time that is much further away has no date."""
 
 
 class Sandbox(Record, frozen=True, kw_only=True):
@@ -56,12 +58,12 @@ class Cargo(Record, frozen=True, kw_only=True):
 
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     profile: str = "python-default"
-    ttl: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    ttl: Annotated[int, msgspec.Meta(ge=0, le=MAX_TTL_SECONDS)] | None = None
     cargo_id: str | None = None
 
 
 class ExtendTtl(msgspec.Struct, frozen=True, kw_only=True):
-    extend_by: Annotated[int, msgspec.Meta(ge=1, le=10 * 365 * 86400)]
+    extend_by: Annotated[int, msgspec.Meta(ge=1, le=MAX_TTL_SECONDS)]
 
 
 class CreateCargo(msgspec.Struct, frozen=True, kw_only=True):

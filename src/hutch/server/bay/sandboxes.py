@@ -24,7 +24,7 @@ from hutch.policy import rights
 from hutch.policy.profiles import BUILT_IN
 from hutch.server.auth import Caller
 from hutch.server.bay.history import History
-from hutch.server.bay.records import Cargo, Sandbox, time_of
+from hutch.server.bay.records import MAX_TTL_SECONDS, Cargo, Sandbox, time_of
 from hutch.server.keyed_boxes import KeyedBoxes, bots_profile
 from hutch.server.service import Service
 
@@ -37,6 +37,8 @@ EXPIRED_SECONDS = 300.0
 FORGOTTEN_SECONDS = 3600.0
 """A deleted sandbox is remembered for so long, so that deleting it again succeeds."""
 SWEEP_SECONDS = 15.0
+LEFT_SECONDS = 60.0
+"""A cargo without a sandbox is removed after so long, if it was made for one."""
 _STATUS = {
     State.CREATING: "starting", State.RESTORING: "starting", State.RUNNING: "ready", State.PAUSED: "ready",
     State.STOPPED: "idle", State.STOPPING: "idle", State.UNKNOWN: "starting", State.ERROR: "failed",
@@ -153,7 +155,11 @@ class Sandboxes:
         sandbox = self._unexpired(caller, sandbox_id)
         if sandbox.expires_at is None:
             raise SandboxWithoutTtl(f"Sandbox {sandbox.id} has no TTL to extend")
-        extended = sandbox.but(expires_at=max(sandbox.expires_at, time.time()) + seconds)
+        now = time.time()
+        expires_at = max(sandbox.expires_at, now) + seconds
+        if expires_at - now > MAX_TTL_SECONDS:
+            raise Invalid(f"a sandbox lasts at most {MAX_TTL_SECONDS} seconds from now")
+        extended = sandbox.but(expires_at=expires_at)
         await self._save(extended)
         return extended
 
@@ -217,7 +223,7 @@ class Sandboxes:
         rights.require(rights.current(), rights.Action.DESTROY)
         users = [each.id for each in self.all(caller) if each.cargo == cargo_id]
         if users:
-            raise Conflict(f"Cargo {cargo_id} is used by sandboxes", details={"active_sandbox_ids": list(users)})
+            raise Conflict(f"Cargo {cargo_id} is used by sandboxes", details={"active_sandbox_ids": users})
         await self._remove_cargo(cargo)
 
     # --- parts ----------------------------------------------------------------------------------------------
@@ -255,8 +261,15 @@ class Sandboxes:
             await self._end_box(sandbox, reason)
         self.history.forget(sandbox.id)
         cargo = self._cargos.get((sandbox.owner, sandbox.cargo))
-        if cargo is not None and cargo.sandbox == sandbox.id:
-            await self._remove_cargo(cargo)
+        if cargo is not None and cargo.sandbox and (cargo.owner, cargo.id) not in self._used_cargos():
+            try:
+                await self._remove_cargo(cargo)
+            except Conflict as error:  # A box of another door shows its volume.
+                log("server").warning("cargo not removed yet", operation="bay", cargo=cargo.id, error=error)
+
+    def _used_cargos(self) -> set[tuple[str, str]]:
+        """Return the cargos of all sandboxes that are not deleted: a caller may give one cargo to several."""
+        return {(each.owner, each.cargo) for each in self._sandboxes.values() if each.deleted_at is None}
 
     async def _remove_cargo(self, cargo: Cargo) -> None:
         with suppress(NotFound):
@@ -280,7 +293,19 @@ class Sandboxes:
                     await self._check(sandbox, time.time())
                 except (HutchError, OSError) as error:  # One sandbox's trouble must not keep the others.
                     log("server").warning("sandbox not ended", operation="bay", sandbox=sandbox.id, error=error)
+            await self._sweep_cargos(time.time())
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _sweep_cargos(self, now: float) -> None:
+        """Remove the cargos that were to go with their sandboxes, and were in use or met the end of a server."""
+        used = self._used_cargos()
+        for cargo in list(self._cargos.values()):
+            # A new one waits for its sandbox.
+            if cargo.sandbox and (cargo.owner, cargo.id) not in used and now - cargo.created_at > LEFT_SECONDS:
+                try:
+                    await self._remove_cargo(cargo)
+                except (HutchError, OSError) as error:
+                    log("server").warning("cargo not removed", operation="bay", cargo=cargo.id, error=error)
 
     async def _check(self, sandbox: Sandbox, now: float) -> None:
         if sandbox.deleted_at is not None:

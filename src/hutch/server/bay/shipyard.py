@@ -21,11 +21,12 @@ from hutch.keeper.boxes.live import Live
 from hutch.logs import redact
 from hutch.model.files import FileKind
 from hutch.model.limits import LimitsAsked
+from hutch.model.record import encode_json
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
-from hutch.server.bay.http import HttpDoor, Route, encode, receive_upload
+from hutch.server.bay.http import HttpDoor, Route, receive_upload
 from hutch.server.bay.paths import InvalidPath, workspace_path
 from hutch.server.bay.records import time_of
 from hutch.server.error_status import status_of
@@ -126,7 +127,7 @@ class ShipyardDoor(HttpDoor):
         """A refusal is only a text; what a caller can repair is 400."""
         status = status_of(error.code) if error.code not in ("invalid_path", "no_match") else 400
         status = {409: 400, 410: 404, 413: 400, 422: 400}.get(status, status)
-        return Reply(encode({"detail": redact(str(error))}), status=status)
+        return Reply(encode_json({"detail": redact(str(error))}), status=status)
 
     async def _health(self, call: Call) -> Reply:
         return Reply({"status": "healthy", "service": "hutch", "version": hutch.__version__})
@@ -149,16 +150,18 @@ class ShipyardDoor(HttpDoor):
                 labels={"shipyard.ship": ship, "shipyard.sessions": str(body.max_session_num)},
             )
             live = await self._boxes.create(call.caller, _key(ship), spec)
-        return Reply(encode(_shown(live)), status=201)
+        return Reply(encode_json(_shown(live)), status=201)
 
     async def _list(self, call: Call) -> Reply:
         boxes = await self.service.keeper.views.boxes(call.caller.owner)
-        ships = [box.spec.labels["shipyard.ship"] for box in boxes if "shipyard.ship" in box.spec.labels]
-        lives = [await self._boxes.find(call.caller.owner, _key(ship)) for ship in ships]
-        return Reply(encode([_shown(live) for live in lives if live is not None]))
+        # A fork of a ship has its label too, and is none.
+        labelled = [box.spec.labels["shipyard.ship"] for box in boxes if "shipyard.ship" in box.spec.labels]
+        # A fork of a ship has its label too, and is none.
+        lives = [await self._boxes.find(call.caller.owner, _key(ship)) for ship in dict.fromkeys(labelled)]
+        return Reply(encode_json([_shown(live) for live in lives if live is not None]))
 
     async def _get(self, call: Call) -> Reply:
-        return Reply(encode(_shown(await self._ship(call))))
+        return Reply(encode_json(_shown(await self._ship(call))))
 
     async def _delete(self, call: Call) -> Reply:
         async with self._boxes.use(call.caller, await self._ship(call)) as box:
@@ -169,7 +172,7 @@ class ShipyardDoor(HttpDoor):
         live = await self._ship(call)
         async with self._boxes.use(call.caller, live) as box:
             await box.change(idle_timeout_sec=float(body.ttl))
-        return Reply(encode(_shown(live)))
+        return Reply(encode_json(_shown(live)))
 
     async def _logs(self, call: Call) -> Reply:
         await self._ship(call)
@@ -224,7 +227,7 @@ class ShipyardDoor(HttpDoor):
 
 async def _shell(box: BoxHandle, asked: ShellPayload) -> dict[str, Any]:
     cwd = workspace_path(asked.cwd) if asked.cwd else workspace_path(".")
-    command: str | list[str] = asked.command if asked.shell else shlex.split(asked.command)
+    command: str | list[str] = asked.command if asked.shell else _words(asked.command)
     if asked.background:
         job = await box.start(command, cwd=cwd, env=asked.env, name="shipyard")
         await job.close_stdin()
@@ -235,6 +238,13 @@ async def _shell(box: BoxHandle, asked: ShellPayload) -> dict[str, Any]:
         "success": done.success, "return_code": done.exit_code, "stdout": done.stdout, "stderr": done.stderr,
         "pid": None, "error": None if done.success else done.stderr or f"exit code {done.exit_code}",
     }  # fmt: skip
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise Invalid(f"the command cannot be split into words: {error}") from error
 
 
 async def _python(box: BoxHandle, asked: PythonPayload) -> dict[str, Any]:
