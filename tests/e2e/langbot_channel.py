@@ -18,6 +18,7 @@ from langbot_sdk import (
     KEY,
     TOKEN,
     attached,
+    called,
     closes,
     connected,
     context,
@@ -72,6 +73,10 @@ async def malformed_frames_do_not_end_the_channel():
         await ws.send('{"seq_id": 7, "action": "box_exec", "data": [], "context": {}}')
         answer = json.loads(await ws.recv())
         assert answer["seq_id"] == 7 and answer["code"] == 1, answer
+        # What Python writes for bytes that are no text; msgspec reads no such string.
+        await ws.send('{"seq_id": 6, "action": "box_exec", "data": {"cmd": "\\udcff"}}')
+        answer = json.loads(await ws.recv())
+        assert answer["seq_id"] == 6 and answer["code"] == 1, answer
         await ws.send(b'{"seq_id": 8, "action": "__ping", "data": {}}')
         expected = {"seq_id": 8, "code": 0, "message": "success", "data": {}, "chunk_status": "continue"}
         assert json.loads(await ws.recv()) == expected
@@ -155,7 +160,15 @@ async def a_shutdown_ends_only_its_own_sessions():
     async with connected("mine") as mine, connected("yours") as yours:
         await mine.create_session(spec("a"), context("mine"))
         await yours.execute(spec("a", "echo kept > /tmp/x"), context("yours"))
+        # Neither a fork of a session nor a box that bears a label of one is a session.
+        made = (await mine.get_sessions(context("mine")))[0]["backend_session_id"]
+        fork = (await asyncio.to_thread(called, "POST", f"/v1/boxes/{made}/fork", "mine"))["boxes"][0]["id"]
+        named = (await asyncio.to_thread(called, "POST", "/v1/boxes", "mine", labels={"langbot.session": "a"}))["id"]
+        assert len(await mine.get_sessions(context("mine"))) == 1
         await mine.shutdown()
+        for box in (fork, named):
+            assert (await asyncio.to_thread(called, "GET", f"/v1/boxes/{box}", "mine"))["state"] == "running"
+            await asyncio.to_thread(called, "DELETE", f"/v1/boxes/{box}?force=true", "mine")
         assert (await yours.execute(spec("a", "cat /tmp/x"), context("yours"))).stdout == "kept"
     async with connected("mine") as mine:
         assert await mine.get_sessions(context("mine")) == []

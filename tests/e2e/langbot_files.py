@@ -84,11 +84,12 @@ async def skills_are_shown_read_only():
         )
         assert (await client.execute(both, where)).stdout == "run one\nrun two"
         three = skill("three")
-        Path(three.host_path, "SKILL.md").write_text("changed\n")
         text = "BoxError: Immutable artifact preparation failed: Artifact source changed: SKILL.md"
-        await refused(
-            errors.BoxError, client.execute(spec("a", "true", host_path=path, extra_mounts=[three]), where), text
-        )
+        for changed in ("changed\n", "# three\nlonger\n", ""):
+            Path(three.host_path, "SKILL.md").write_text(changed)
+            await refused(
+                errors.BoxError, client.execute(spec("a", "true", host_path=path, extra_mounts=[three]), where), text
+            )
         foreign = three.model_copy(update={"host_path": f"{FOREIGN}/skill", "manifest_path": f"{FOREIGN}/skill.json"})
         text = "BoxError: Immutable artifact preparation failed: "
         for asked in (spec("a", "true", host_path=path, extra_mounts=[foreign]), spec("b", "true", extra_mounts=[one])):

@@ -5,8 +5,10 @@ Arguments of every script: the server's address (host:port) and a key.
 
 import asyncio
 import contextlib
+import json
 import logging
 import sys
+import urllib.request
 
 import websockets
 from langbot_plugin.box import models
@@ -105,6 +107,15 @@ print("ready", file=sys.stderr, flush=True)
 for line in sys.stdin:
     print("<" + line.strip() + ">", flush=True)
 """
+
+
+def called(method, path, instance, **body):
+    """The answer of Hutch's own API to the key and session of a LangBot."""
+    headers = {"Hutch-Key": KEY, "Hutch-Session": f"langbot:{instance}", "Content-Type": "application/json"}
+    data = json.dumps(body).encode() if method == "POST" else None
+    request = urllib.request.Request(f"http://{ADDRESS}{path}", data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read() or b"null")
 
 
 def relay_of(where, session, process, **more):

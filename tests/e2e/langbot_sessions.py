@@ -6,13 +6,12 @@ owner, a key of another, and a directory that LangBot and the server share.
 
 import asyncio
 import sys
-import urllib.request
 
 import scenarios
 from langbot_plugin.box import errors
 from langbot_plugin.box.actions import LangBotToBoxAction
 from langbot_plugin.box.tenancy import namespace_session_id
-from langbot_sdk import ADDRESS, KEY, connected, context, refused, refused_by, spec
+from langbot_sdk import called, connected, context, refused, refused_by, spec
 
 SHARED = sys.argv[4]
 DEFAULT_IMAGE = spec().image
@@ -148,12 +147,14 @@ async def bad_specs_are_refused():
             {"session_id": "s", "network": "some"}, {"session_id": "s", "env": {"A": 1}}, {"session_id": "!!!"},
             {"session_id": "s" * 500}, {"session_id": "s", "mount_path": "/elsewhere"},
             {"session_id": "s", "host_path": "/a", "workdir": "/tmp"},
-            {"session_id": "s", "host_path": "/" + "a" * 5000},
+            {"session_id": "s", "host_path": "/" + "a" * 5000}, {"session_id": "s", "host_path": f"{SHARED}/a\0b"},
+            {"session_id": "s", "timeout_sec": 10**30}, {"session_id": "s", "memory_mb": 10**30},
             {"session_id": "s", "extra_mounts": [{"host_path": "/x", "mount_path": "/opt/langbot-artifacts/y"}]},
             {"session_id": "s", "extra_mounts": [{"host_path": "/etc", "mount_path": "/mnt/etc", "mode": "ro"}]},
         ):  # fmt: skip
             call = client.handler.call_action(LangBotToBoxAction.EXEC, {"cmd": "id", **wrong}, action_context=where)
-            assert "BoxValidationError: " in await refused_by(call), wrong
+            answer = await refused_by(call)
+            assert "BoxValidationError: " in answer, (wrong, answer)
         for image in ("no/such:1", "tar:/no/such.tar", "dir:/etc", "host; id"):
             await refused(errors.BoxValidationError, client.execute(spec(cmd="id", image=image), where))
         assert await client.get_sessions(where) == []
@@ -169,10 +170,7 @@ async def a_session_that_broke_is_made_anew():
     async with connected("broken") as client:
         where = context("broken")
         made = await client.create_session(spec(), where)
-        url = f"http://{ADDRESS}/v1/boxes/{made['backend_session_id']}"
-        headers = {"Hutch-Key": KEY, "Hutch-Session": "langbot:broken"}
-        request = urllib.request.Request(url, method="DELETE", headers=headers)
-        await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).close())
+        await asyncio.to_thread(called, "DELETE", f"/v1/boxes/{made['backend_session_id']}", "broken")
         await refused(errors.BoxSessionNotFoundError, client.get_session("s", where))
         assert (await client.execute(spec(cmd="echo again"), where)).stdout == "again"
 

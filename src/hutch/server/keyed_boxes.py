@@ -45,6 +45,14 @@ class KeyedBoxes:
             self._remember(owner, key, live)
         return None if live.record.doomed else live
 
+    async def id_of(self, owner: str, key: str) -> BoxId | None:
+        """Return the id of the box of this key, whoever keeps it."""
+        box_id = self._ids.get((owner, key))
+        if box_id is not None and self._keeper.held(box_id) is not None:
+            return box_id
+        record = await self._keeper.store.by_key(owner, key)
+        return None if record is None else record.id
+
     async def find_usable(self, owner: str, key: str) -> Live | None:
         """Return the box of this key, unless it is broken: then it is destroyed. A box in creation is not there yet.
 

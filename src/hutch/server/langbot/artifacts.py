@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
@@ -29,6 +29,7 @@ MAX_FILES = 2048
 MAX_BYTES = 256 << 20
 MAX_TREES = 256
 MAX_MANIFEST_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
 
 
 class ManifestFile(Record, frozen=True, kw_only=True):
@@ -126,15 +127,23 @@ def _copy(source: int, entry: ManifestFile, staging: str) -> None:
         with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("Artifact source must be a regular file")
-            body = file.read(entry.size + 1)
+            _copy_checked(file, entry, f"{staging}/{entry.path}")
     finally:
         os.close(directory)
-    if len(body) != entry.size or hashlib.sha256(body).hexdigest() != entry.sha256:
-        raise ValueError(f"Artifact source changed: {entry.path}")
-    target = f"{staging}/{entry.path}"
+
+
+def _copy_checked(source: BinaryIO, entry: ManifestFile, target: str) -> None:
     os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+    left, digest = entry.size, hashlib.sha256()
     with open(target, "xb") as copy:
-        copy.write(body)
+        while piece := source.read(min(PIECE_BYTES, left + 1)):
+            left -= len(piece)
+            if left < 0:
+                break
+            digest.update(piece)
+            copy.write(piece)
+    if left or digest.hexdigest() != entry.sha256:
+        raise ValueError(f"Artifact source changed: {entry.path}")
     os.chmod(target, 0o555 if entry.executable else 0o444)
 
 

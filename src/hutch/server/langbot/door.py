@@ -1,6 +1,7 @@
 """LangBot's door: `/rpc/ws` carries the actions, and one WebSocket for each managed process carries its lines."""
 
 import asyncio
+import json
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -217,11 +218,9 @@ class Channel:
     async def _refuse_malformed(self, frame: bytes | str, error: Exception) -> None:
         """Answer a request whose members are wrong; a frame that is no request at all is only logged."""
         log("server").info("unreadable frame", operation="langbot", error=str(error)[:200])
-        try:
-            seq_id = msgspec.json.decode(frame, type=_Numbered).seq_id
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        await self._send(refusal(seq_id, Invalid(f"not a valid request: {error}")))
+        seq_id = _number_of(frame)
+        if seq_id is not None:
+            await self._send(refusal(seq_id, Invalid(f"not a valid request: {error}")))
 
     async def _answer(self, request: Request) -> None:
         await self._send(await self._run(request))
@@ -232,6 +231,18 @@ class Channel:
                 await self._socket.send(frame)
         except OSError:  # The client has disconnected meanwhile.
             return
+
+
+def _number_of(frame: bytes | str) -> int | None:
+    try:
+        return msgspec.json.decode(frame, type=_Numbered).seq_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        # Unlike msgspec it reads the lone surrogates that Python's own encoder writes for bytes that are no text.
+        return msgspec.convert(json.loads(frame), type=_Numbered).seq_id
+    except (ValueError, msgspec.ValidationError, RecursionError):
+        return None
 
 
 class _Numbered(msgspec.Struct):

@@ -24,6 +24,7 @@ from hutch.errors import (
 )
 from hutch.logs import redact
 from hutch.model.record import Record
+from hutch.policy.values import YEAR_SEC
 
 MOUNT_PATH = "/workspace"
 ARTIFACTS = "/opt/langbot-artifacts"
@@ -103,12 +104,16 @@ class MountSpec(Record, frozen=True, kw_only=True):
         return named and self.mode == "ro" and bool(self.manifest_path)
 
     def check(self) -> None:
-        if not self.host_path.startswith("/"):
-            raise Invalid("host_path must be an absolute host path")
+        _check_host_path(self.host_path)
         if not self.mount_path.startswith("/") or posixpath.normpath(self.mount_path) != self.mount_path:
             raise Invalid("mount_path must be an absolute and normalized path inside the sandbox")
         if posixpath.commonpath((self.mount_path, ARTIFACTS)) == ARTIFACTS and not self.is_artifact:
             raise Invalid("Artifact paths require a read-only digest-addressed mount and manifest")
+
+
+def _check_host_path(path: str) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise Invalid("host_path must be an absolute host path")
 
 
 class BoxSpec(Record, frozen=True, kw_only=True):
@@ -117,7 +122,7 @@ class BoxSpec(Record, frozen=True, kw_only=True):
     session_id: str
     cmd: str = ""
     workdir: str = MOUNT_PATH
-    timeout_sec: Positive = 30
+    timeout_sec: Annotated[int, msgspec.Meta(ge=1, le=round(YEAR_SEC))] = 30
     network: Literal["off", "on"] = "off"
     env: dict[str, str] = msgspec.field(default_factory=dict)
     image: str = DEFAULT_IMAGE
@@ -141,8 +146,8 @@ class BoxSpec(Record, frozen=True, kw_only=True):
             raise Invalid("session_id must not be empty")
         if not spec.workdir.startswith("/"):
             raise Invalid("workdir must be an absolute path inside the sandbox")
-        if spec.host_path is not None and not spec.host_path.startswith("/"):
-            raise Invalid("host_path must be an absolute host path")
+        if spec.host_path is not None:
+            _check_host_path(spec.host_path)
         if spec.mount_path != MOUNT_PATH:
             raise Invalid(f"mount_path must be {MOUNT_PATH}")
         mounted = spec.host_path is not None and spec.host_path_mode != "none"

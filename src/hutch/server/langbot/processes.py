@@ -19,7 +19,8 @@ PREFIX = "langbot:"
 PREVIEW_CHARACTERS = 4000
 STOP_SECONDS = 5.0
 TERMINATE, KILL = 15, 9
-MAX_DETAILS = 1024
+MAX_KNOWN = 8192
+"""Processes of which something is remembered besides what their jobs say; the oldest are forgotten first."""
 
 
 class Processes:
@@ -42,8 +43,9 @@ class Processes:
             with suppress(HutchError):
                 await self.stop(box, physical, spec.process_id)
             job = await box.start([spec.command, *spec.args], cwd=spec.cwd, env=spec.env, name=PREFIX + spec.process_id)
-            while len(self._details) >= MAX_DETAILS:
-                del self._details[next(iter(self._details))]
+            for known in (self._details, self._positions):
+                while len(known) >= MAX_KNOWN:
+                    del known[next(iter(known))]
             self._details[box.id, job.id] = spec
             self._positions[box.id, job.id] = 0
             return await self._describe(box, session_id, await job.info())

@@ -35,6 +35,8 @@ from hutch.server.service import Service
 BACKEND = "hutch"
 SESSION_TTL_SECONDS = 300
 """A session that nobody uses for so long ends, unless it is persistent or a process runs in it."""
+MAX_WORKSPACES = 4096
+"""Workspaces of one owner whose generation is remembered."""
 _LABEL = "langbot."
 _MAX_LABEL = 256
 _IMAGE_FORMS = ("host", "dir:", "tar:", "oci:")
@@ -51,8 +53,8 @@ class Sessions:
         self.boxes = KeyedBoxes(service.keeper)
         self._opening = KeyedLocks()
         """A lock for each session, so that two commands which begin it at once get the same box."""
-        self._generations: dict[tuple[str, str], int] = {}
-        """The newest generation of each owner's workspaces."""
+        self._generations: dict[str, dict[str, int]] = {}
+        """The newest generation of each owner's workspaces, but for those that are at their first one."""
 
     async def open(self, caller: Caller, context: Context, spec: BoxSpec, limits: Limits) -> Live:
         """Return the box of the session, which is created if need be, with the skills that the spec names.
@@ -122,12 +124,14 @@ class Sessions:
 
     async def fence(self, caller: Caller, context: Context) -> None:
         """Refuse a workspace's older generation, and end its sessions when a newer one appears."""
-        key = (caller.owner, context.namespace)
-        newest = self._generations.get(key, 1)
+        known = self._generations.setdefault(caller.owner, {})
+        newest = known.get(context.namespace, 1)
         if context.placement_generation < newest:
             raise BoxFailure("PermissionError", "Stale Box placement generation")
         if context.placement_generation > newest:
-            self._generations[key] = context.placement_generation
+            known[context.namespace] = context.placement_generation
+            while len(known) > MAX_WORKSPACES:
+                del known[next(iter(known))]
             stale = [
                 box
                 for box in await self._all(caller)
@@ -203,12 +207,19 @@ class Sessions:
         return name
 
     async def _all(self, caller: Caller) -> list[BoxInfo]:
+        """List the boxes of all sessions; a fork of one has its labels too, and is none."""
         boxes = await self._keeper.views.boxes(caller.owner)
-        return [box for box in boxes if f"{_LABEL}session" in box.spec.labels]
+        return [box for box in boxes if (key := _key_of(box)) and await self.boxes.id_of(caller.owner, key) == box.id]
 
 
 def _key(physical: str) -> str:
     return f"langbot:{physical}"
+
+
+def _key_of(box: BoxInfo) -> str:
+    """Return the key of the session that a box's labels name; empty if they name none."""
+    labels = [box.spec.labels.get(_LABEL + name, "") for name in ("namespace", "generation", "session")]
+    return _key("{}-g{}-{}".format(*labels)) if all(labels) else ""
 
 
 def _check_same(live: EffectiveSpec, physical: str, spec: BoxSpec) -> None:
