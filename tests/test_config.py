@@ -70,6 +70,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_SERVER_URL": "unix:/x", "HUTCH_SERVER_CA": "/ca", "HUTCH_KEY_FILE": "key",
             "HUTCH_RECEIPTS": "strict", "HUTCH_RECEIPTS_DAYS": "1.5", "HUTCH_RECEIPTS_ROWS": "9",
             "HUTCH_STATE_KEY_FILE": "/k", "HUTCH_CHECKPOINTS_MAX": "5", "HUTCH_CHECKPOINTS_DAYS": "2",
+            "HUTCH_CHECKPOINTS_MB": "7",
         },
     )  # fmt: skip
     assert not config.enabled
@@ -81,7 +82,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     assert (config.store, config.lease_sec, config.queue_sec, config.idle_action) == ("memory", 60, 3, "pause")
     assert config.fallback == ("podman", "e2b")
     assert (config.receipts, config.receipts_days, config.receipts_rows) == ("strict", 1.5, 9)
-    assert (config.checkpoints_max, config.checkpoints_days) == (5, 2)
+    assert (config.checkpoints_max, config.checkpoints_days, config.checkpoints_mb) == (5, 2, 7)
     assert (config.server_url, config.server_ca, config.key_file) == ("unix:/x", Path("/ca"), tmp_path / "key")
     assert config.state_key_file == Path("/k") and Path("/k") in config.never_mounted
     assert load(tmp_path, None, {"HUTCH_SERVER": "unix:/y"}).server_url == "unix:/y"

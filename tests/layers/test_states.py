@@ -228,3 +228,49 @@ async def test_on_a_full_disk_a_checkpoint_fails_and_the_box_is_as_it_was() -> N
         await box.checkpoint("again")
         await box.rollback("kept")
         assert await shell(box, "cat a") == "one"
+
+
+async def test_checkpoints_end_by_size() -> None:
+    """Issue 20, point 3: past `checkpoints_mb` the oldest steps go, and their space is free; others stay."""
+    async with Hutch(checkpoints_mb=8) as hutch, hutch.box(auto_checkpoint="exec", disk_mb=24) as box:
+        for number in range(12):  # without an end of the old ones, the disk would be full after five
+            await shell(box, f"head -c 4M /dev/urandom > big; echo {number} > number")
+        steps = await box.checkpoints()
+        assert 1 <= len(steps) < 12 and all(each.automatic for each in steps)
+        await box.undo()
+        assert await box.files.read("number") == b"10\n"
+        for name in ("one", "two", "three"):
+            await box.checkpoint(name)
+            await box.files.write("big", name.encode() * (1 << 20))
+        assert {"one", "two", "three"} <= {each.name for each in await box.checkpoints()}
+        with pytest.raises(QuotaExceeded, match="checkpoints_mb") as refused:
+            await box.checkpoint("four")
+        assert refused.value.details["limit"] == 8
+        await box.delete_checkpoint("two")
+        await box.checkpoint("four")
+        await box.rollback("one")
+        assert await box.files.read("number") == b"10\n"
+
+
+async def test_a_squash_on_a_full_disk_leaves_the_box_as_it_was() -> None:
+    """Bad input: a full disk in the middle of a squash. Links take room in the table of files, which is full here."""
+    async with Hutch() as hutch, hutch.box(disk_mb=8) as box:
+        await shell(box, "mkdir many; for n in $(seq 200); do echo $n > many/$n; done")
+        for number in range(50):
+            await box.files.write("count", str(number).encode())
+            await box.checkpoint(f"c{number}")
+            if number == 44:
+                await shell(box, "i=0; while : > fill.$i; do i=$((i+1)); done 2>/dev/null; rm -f fill.?? fill.?")
+        depth = "grep -m1 -o 'lowerdir=[^,]*' /proc/mounts | tr : '\\n' | wc -l"
+        assert int(await shell(box, depth)) > 50, "there was no room to squash"
+        assert await shell(box, "cat many/200 count; ls many | wc -l") == "200\n49200"
+        for number in (0, 49, 44):
+            await box.rollback(f"c{number}")
+            assert await box.files.read("count") == str(number).encode()
+            assert await shell(box, "ls many | wc -l") == "200"
+        for number in range(45, 50):
+            await box.delete_checkpoint(f"c{number}")
+        for _ in range(10):  # with room again, it is squashed
+            await box.files.write("count", b"after")
+            await box.checkpoint()
+        assert int(await shell(box, depth)) < 30

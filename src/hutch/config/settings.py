@@ -59,6 +59,7 @@ class Written(Record, frozen=True, kw_only=True):
     receipts_rows: int | None = None
     checkpoints_max: int | None = None
     checkpoints_days: float | None = None
+    checkpoints_mb: int | None = None
     log_level: str | None = None
     log_format: str | None = None
     server_url: str | None = None
@@ -133,6 +134,8 @@ class Config(Record, frozen=True, kw_only=True):
     """Most checkpoints of a box. Past that, the oldest automatic ones go; of others no more can be made."""
     checkpoints_days: float = 0.0
     """Days that a checkpoint is kept; 0 means as long as its box."""
+    checkpoints_mb: int = 0
+    """Most megabytes of the files of a box's checkpoints; 0 means any. Past that, the oldest automatic ones go."""
     log_level: str = "warning"
     """debug, info, warning, error or off."""
     log_format: str = "text"
@@ -296,6 +299,8 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("receipts_days" if self.receipts_days <= 0 else "receipts_rows", "is not above 0")
         if self.checkpoints_max < 1 or self.checkpoints_days < 0:
             raise self._wrong("checkpoints_max" if self.checkpoints_max < 1 else "checkpoints_days", "is too small")
+        if self.checkpoints_mb < 0:
+            raise self._wrong("checkpoints_mb", "is negative")
         self.server.check(self.origin("server"))
         self.images.check(self.origin("images"))
         self.mcp.check(self.origin("mcp"))

@@ -5,6 +5,7 @@ whenever a provider may drop others.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hutch.errors import Unsupported
@@ -26,10 +27,13 @@ class Layers(ABC):
     """The states of one live box's files. Calls for one box come one after the other."""
 
     @abstractmethod
-    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False) -> Frozen:
+    async def freeze(
+        self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False, squash: bool = False
+    ) -> Frozen:  # fmt: skip
         """Freeze the present state; the box goes on from it. `kill` ends its processes first.
 
-        With `to_fork`, a fork of the state follows at once, which an engine may prepare.
+        With `to_fork`, a fork of the state follows at once, which an engine may prepare. With `squash`, the state
+        shares with earlier ones only what the box still sees, so that space is freed when those are dropped.
 
         Raises:
             EngineError: It failed, and the box is as it was; the details name the step.
@@ -48,6 +52,10 @@ class Layers(ABC):
     @abstractmethod
     async def compare(self, start: str, end: str, *, text: bool) -> tuple[tuple[Change, ...], bool]:
         """Return what differs from `start` to `end` and whether that is cut off; "" is the present state."""
+
+    @abstractmethod
+    async def sizes(self, states: Sequence[str]) -> tuple[int, ...]:
+        """Return how many bytes the files of each state take beside those of the states before it in the list."""
 
     @abstractmethod
     async def merge(

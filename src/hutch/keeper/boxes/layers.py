@@ -44,6 +44,7 @@ class LayerKeeper:
         self._store = keeper.store
         self._most = keeper.config.checkpoints_max
         self._days = keeper.config.checkpoints_days
+        self._most_bytes = keeper.config.checkpoints_mb << 20
         self._locks = KeyedLocks()
 
     # --- checkpoints ------------------------------------------------------------------------------------------
@@ -59,13 +60,22 @@ class LayerKeeper:
         _check_name(live.record, name)
         async with self._locks.lock(live.record.id):
             self._check_room(live.record, automatic)
+            if not automatic:
+                await self._check_size(live)
             return (await run_uncancelled(self._checkpoint(live, name, kill, automatic))).checkpoint
 
     async def _checkpoint(self, live: Live, name: str, kill: bool, automatic: bool) -> StoredCheckpoint:
         kept = self._kept_checkpoints(live.record)
-        frozen = await self._layers(live).freeze(await self._keep(live, kept), kill=kill)
+        layers = self._layers(live)
+        is_large = bool(self._most_bytes) and sum(await _sizes(layers, kept, "")) > self._most_bytes
+        frozen = await layers.freeze(await self._keep(live, kept), kill=kill, squash=is_large)
         made = self._stored(live.record, frozen, name, automatic)
+        # Copied around processes, it has all layers of the earlier ones, so that dropping them would free nothing.
+        dropped = await self._too_large(layers, kept, frozen.state) if is_large and frozen.way is not Way.COPY else ()
+        kept = tuple(each for each in kept if each not in dropped)
         await self._write(live, f"checkpoint {name or made.checkpoint.id}", checkpoints=(*kept, made))
+        if dropped:
+            await layers.drop(await self._keep(live))
         return made
 
     def _stored(self, record: BoxRecord, frozen: Frozen, name: str, automatic: bool) -> StoredCheckpoint:
@@ -275,6 +285,32 @@ class LayerKeeper:
                 remedy="delete some of them, or raise checkpoints_max", retryable=False,
             )  # fmt: skip
 
+    async def _check_size(self, live: Live) -> None:
+        named = tuple(each for each in self._unexpired(live.record.checkpoints) if not each.checkpoint.automatic)
+        if not self._most_bytes or not named:
+            return
+        used = sum(await _sizes(self._layers(live), named))
+        if used > self._most_bytes:
+            raise QuotaExceeded(
+                f"the named checkpoints of box {live.record.id} have {used >> 20} MB of files, more than are kept",
+                op="checkpoint", details={"limit": self._most_bytes >> 20, "used": used >> 20},
+                remedy="delete some of them, or raise checkpoints_mb", retryable=False,
+            )  # fmt: skip
+
+    async def _too_large(
+        self, layers: Layers, kept: tuple[StoredCheckpoint, ...], newest: str
+    ) -> tuple[StoredCheckpoint, ...]:
+        """The oldest steps that must go so that the files of all checkpoints are within their limit."""
+        first, *sizes = await _sizes(layers, kept, newest)
+        total, dropped = first + sum(sizes), []
+        for each, size in zip(kept, reversed(sizes), strict=True):
+            if total <= self._most_bytes:
+                break
+            if each.checkpoint.automatic:
+                dropped.append(each)
+                total -= size
+        return tuple(dropped)
+
     def _unexpired(self, checkpoints: tuple[StoredCheckpoint, ...]) -> tuple[StoredCheckpoint, ...]:
         if not self._days:
             return checkpoints
@@ -316,6 +352,11 @@ def left_out(spec: EffectiveSpec) -> tuple[str, ...]:
     """The directories of a box that lie on the host or in a volume."""
     workspace = ("/workspace",) if spec.workspace.source != "own" else ()
     return (*workspace, *(mount.target for mount in spec.mounts if mount.mode != "none"))
+
+
+async def _sizes(layers: Layers, kept: tuple[StoredCheckpoint, ...], *newer: str) -> tuple[int, ...]:
+    """The bytes of newer states, and what each of these checkpoints takes beside all that are newer."""
+    return await layers.sizes((*newer, *(each.state for each in reversed(kept))))
 
 
 def _check_name(record: BoxRecord, name: str) -> None:

@@ -6,8 +6,9 @@ a new container, which takes the place of the old one when it has all files.
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,9 @@ class ContainerLayers(Layers):
         self._box = box
         self._parts = parts
 
-    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False) -> Frozen:
+    async def freeze(
+        self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False, squash: bool = False
+    ) -> Frozen:  # fmt: skip
         if kill:
             await self._box.kill_processes()
         with spool() as files:
@@ -70,6 +73,14 @@ class ContainerLayers(Layers):
                 found = await _texts(await asyncio.to_thread(file_states.text_pairs, before, after, shown))
                 changes = [each.but(text=found.get(each.path)) for each in changes]
         return tuple(changes), len(shown) < len(paths)
+
+    async def sizes(self, states: Sequence[str]) -> tuple[int, ...]:
+        found = []
+        for state in states:
+            with spool() as files:
+                await (self._parts.states.load(state, files) if state else self._pack(files))
+                found.append(files.seek(0, os.SEEK_END))
+        return tuple(found)
 
     async def merge(
         self, fork: "Instance", start: str, fork_start: str, fork_end: str, keep: tuple[str, ...]

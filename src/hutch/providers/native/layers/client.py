@@ -34,11 +34,13 @@ class NativeLayers(Layers):
         self._shared: wire.Message | None = None
         """Shared mounts that came with a state which is about to be forked."""
 
-    async def freeze(self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False) -> Frozen:
+    async def freeze(
+        self, keep: tuple[str, ...], *, kill: bool = False, to_fork: bool = False, squash: bool = False
+    ) -> Frozen:  # fmt: skip
         if kill:
             await self._end_processes()
         async with self._sharing if to_fork else contextlib.nullcontext():
-            answer = await self._request("checkpoint", keep=keep, share=to_fork)
+            answer = await self._request("checkpoint", keep=keep, share=to_fork, squash=squash)
         if "busy" not in answer:
             if to_fork:
                 self._shared = answer
@@ -66,6 +68,14 @@ class NativeLayers(Layers):
     async def compare(self, start: str, end: str, *, text: bool) -> tuple[tuple[Change, ...], bool]:
         found = await self._long_answer("compare", start=_layers(start), end=_layers(end), text=text)
         return tuple(Change.from_plain(each) for each in found["changes"]), bool(found["truncated"])
+
+    async def sizes(self, states: Sequence[str]) -> tuple[int, ...]:
+        seen: set[str] = set()
+        layers: list[list[str]] = []
+        for state in states:
+            layers.append([each for each in _layers(state) if each not in seen] if state else [""])
+            seen.update(layers[-1])
+        return tuple((await self._long_answer("sizes", layers=layers))["sizes"])
 
     async def merge(
         self, fork: "Instance", start: str, fork_start: str, fork_end: str, keep: tuple[str, ...]
@@ -163,6 +173,8 @@ class NativeLayers(Layers):
                 f"box {self._box.record.box_id} was started by an earlier release, whose guest knows no layers",
                 op=action, remedy="stop it and use it again if it is persistent, or make a new box",
             )  # fmt: skip
+        if "keep" in values:  # what counts is which layers there are, which many states have in common
+            values["keep"] = [":".join(dict.fromkeys(layer for state in values["keep"] for layer in _layers(state)))]
         message = {name: facts[name] for name in ("pid", "start", "boot", "directory", "namespaces")}
         async with asyncio.timeout(_TIMEOUT):
             answer = await self._ask({**message, "action": action, "values": values}, fds or [])

@@ -257,11 +257,13 @@ class LayerEntry:
 
     def checkpoint(self, view: View) -> dict[str, Any]:
         """Freeze the present layer, and go on in a new one. If nothing was changed in it, it stays."""
-        if len(view.state) > 1 and not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts)):
+        squash = bool(self._request.values.get("squash"))
+        is_unchanged = not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts))
+        if len(view.state) > 1 and is_unchanged and not squash:
             self._keep(view, view.state)
             answer: dict[str, Any] = {"state": view.state[1:], "layer": view.layer}
         else:
-            below = self._squashed(view, view.state)
+            below = self._squashed(view, view.state, whole=squash)
             layer = self._switch(view, below)
             self._keep(view, [layer, *below])
             answer = {"state": below, "layer": layer, "squashed": below != view.state}
@@ -289,12 +291,28 @@ class LayerEntry:
         return {"layer": layer}
 
     def compare(self, view: View) -> dict[str, Any]:
-        """Write what differs between two states to the memory that came with the request."""
+        """Answer what differs between two states."""
         start, end = self.values("start") or view.state, self.values("end") or view.state
         self._check(view, start)
         self._check(view, end)
         found = changes.compare(view, start, end, with_text=bool(self._request.values.get("text")))
-        _write_all(self._given("memory")[0], encode(found))
+        return self._long_answer(found)
+
+    def sizes(self, view: View) -> dict[str, Any]:
+        """Answer how many bytes each list of layers takes beside the lists before it. A file may be in several."""
+        seen: set[tuple[int, int]] = set()
+        found = []
+        for layers in self._request.values["layers"]:
+            named = view.state if layers == [""] else [str(each) for each in layers]
+            self._check(view, named)
+            found.append(sum(trees.size(upper(each, part), seen) for each in named for part in (0, *view.parts)))
+        return self._long_answer({"sizes": found})
+
+    def _long_answer(self, found: Any) -> dict[str, Any]:
+        """Write it to the memory that came with the request."""
+        view = memoryview(encode(found))
+        while view:
+            view = view[os.write(self._given("memory")[0], view) :]
         return {}
 
     def share(self, _view: View) -> dict[str, Any]:
@@ -342,8 +360,7 @@ class LayerEntry:
 
     def merge(self, view: View) -> dict[str, Any]:
         """Bring the changes of a fork into this box, all or none."""
-        _write_all(self._given("memory")[0], encode(merge.merge(self, view)))
-        return {}
+        return self._long_answer(merge.merge(self, view))
 
     def attach_fork(self) -> None:
         """Mount the bases that hold the fork's layers at `f0`, `f1`, ... for the time of a merge."""
@@ -394,13 +411,16 @@ class LayerEntry:
             if name[0] == "x" and name[1:].partition(".")[0].isdecimal() and name[1:].partition(".")[0] != top
         ]
 
-    def _squashed(self, view: View, state: State) -> State:
-        """Replace the lowest layers by one, if there are too many."""
-        if len(state) < _SQUASH_FROM:
+    def _squashed(self, view: View, state: State, *, whole: bool = False) -> State:
+        """Replace the lowest layers by one, if there are too many; or all that are not another box's, if `whole`."""
+        if len(state) < (2 if whole else _SQUASH_FROM):
             return state
-        keeps, run = state[:_SQUASH_KEEPS], state[_SQUASH_KEEPS:]
+        keeps, run, others = state[:_SQUASH_KEEPS], state[_SQUASH_KEEPS:], []
+        if whole:
+            keeps, run = [], [each for each in state if "/" not in each]
+            others = state[len(run) :]
         layer = self._next_layer()
-        write_file(f"{layer}.stack", encode([]))
+        write_file(f"{layer}.stack", encode(others))
         try:
             for part in (0, *view.parts):
                 trees.squash([upper(each, part) for each in run], upper(layer, part))
@@ -408,7 +428,7 @@ class LayerEntry:
             # No space for it, or a path that is too long for us: the box goes on with many layers.
             self._remove_layer(layer, set(view.parts))
             return state
-        return [*keeps, layer]
+        return [*keeps, layer, *others]
 
     def _remove_unused(self) -> None:
         for layer in self._unused:
@@ -467,20 +487,15 @@ def _connect(directory: str, name: str) -> socket.socket:
         os.close(above)
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
 _ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] = {
     "checkpoint": (LayerEntry.checkpoint, True),
     "copy": (LayerEntry.copy, False),
     "rollback": (LayerEntry.rollback, True),
     "compare": (LayerEntry.compare, False),
+    "sizes": (LayerEntry.sizes, False),
     "share": (LayerEntry.share, False),
     "adopt": (LayerEntry.adopt, False),
     "merge": (LayerEntry.merge, True),
     "prune": (LayerEntry.prune, False),
 }
-"""Each operation, and whether the box must stand still for it. A box that adopts layers has run nothing yet."""
+"""Each operation, and whether the box must stand still for it. A new box that adopts layers has run nothing."""

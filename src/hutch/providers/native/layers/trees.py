@@ -75,6 +75,20 @@ def copy_layer(source: str, target: str) -> None:
         copy_attributes(above, below, os.lstat(above))
 
 
+def size(top: str, seen: set[tuple[int, int]]) -> int:
+    """Return the bytes on disk of the files of a layer that are not among `seen`, which gets them."""
+    total, pending = 0, [top] if os.path.isdir(top) else []
+    while pending:
+        for entry in os.scandir(pending.pop()):
+            facts = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(facts.st_mode):
+                pending.append(entry.path)
+            elif (key := (facts.st_dev, facts.st_ino)) not in seen:
+                seen.add(key)
+                total += facts.st_blocks * 512
+    return total
+
+
 def squash(layers: list[str], target: str) -> None:
     """Merge layers, topmost first, into a new one that shows the same over whatever lies below all of them.
 
