@@ -1,6 +1,6 @@
 """Mutants whose states of files are not what they were."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from hutch.errors import HutchError
@@ -138,3 +138,19 @@ class HidesConflicts(Mutant):
         @property
         def layers(self) -> Any:
             return _Careless(self.inner.layers)
+
+
+class _Weightless(MutantLayers):
+    async def sizes(self, states: Sequence[str]) -> tuple[int, ...]:
+        return (0,) * len(states)
+
+
+class WeighsNothing(Mutant):
+    """States of files have no size."""
+
+    kills = ("layers.sizes",)
+
+    class Box(MutantInstance):
+        @property
+        def layers(self) -> Any:
+            return _Weightless(self.inner.layers)

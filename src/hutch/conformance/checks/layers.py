@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hutch.conformance.claims import raises, same
+from hutch.conformance.claims import holds, raises, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import Conflict, NotFound
@@ -58,6 +58,22 @@ async def check_compare(bench: Workbench) -> None:
         listed = {each.path.rpartition("/")[2]: (each.kind.value, each.size_before, each.size_after) for each in found}
         wanted = {"changed": ("changed", 4, 7), "removed": ("removed", 4, None), "new": ("added", None, 4)}
         same((listed, truncated), (wanted, False), "changes")
+
+
+@check("layers", needs="layers")
+async def check_sizes(bench: Workbench) -> None:
+    """A state counts what it has beside those before it; "" is the present one. With `squash`, old files are free."""
+    async with bench.box() as box:
+        await bench.output(box, "head -c 2000000 /dev/urandom > big")
+        first = await box.layers.freeze(())
+        await bench.output(box, "head -c 2000000 /dev/urandom > big")
+        present, before = await box.layers.sizes(("", first.state))
+        holds(present >= 2_000_000, f"the present state has 2 MB, not {present} bytes")
+        second = await box.layers.freeze((first.state,), squash=True)
+        await box.layers.drop((second.state,))
+        (alone,) = await box.layers.sizes((second.state,))
+        holds(2_000_000 <= alone < 3_000_000, f"without the file that was replaced there are 2 MB, not {alone} bytes")
+        holds(present + before >= 4_000_000, f"both states have 4 MB, not {present + before} bytes")
 
 
 @check("layers", needs="layers")

@@ -291,7 +291,6 @@ class LayerEntry:
         return {"layer": layer}
 
     def compare(self, view: View) -> dict[str, Any]:
-        """Answer what differs between two states."""
         start, end = self.values("start") or view.state, self.values("end") or view.state
         self._check(view, start)
         self._check(view, end)
@@ -498,4 +497,4 @@ _ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] =
     "merge": (LayerEntry.merge, True),
     "prune": (LayerEntry.prune, False),
 }
-"""Each operation, and whether the box must stand still for it. A new box that adopts layers has run nothing."""
+"""Each operation, and whether the box must stand still for it."""
