@@ -5,10 +5,12 @@ import { Notice, Button, Link, Loading, useShownLink } from "./ui/basics";
 import { ActionDialog, Toasts } from "./ui/dialog";
 import { Brand, Icon, type IconName } from "./ui/icons";
 import { Palette } from "./ui/palette";
+import { useTitle } from "./ui/title";
 import { t, type Text, useLanguage } from "./i18n";
 import { connect, disconnect, live } from "./live";
 import { navigate, usePath } from "./router";
 import { prefer, preferences, resume, sessions, signOut, signOutEverywhere, type Theme, useSession } from "./session";
+import { Store } from "./store";
 import { SignIn } from "./pages/sign-in";
 import { Overview } from "./pages/overview";
 import { Boxes } from "./pages/boxes";
@@ -35,6 +37,20 @@ export const PAGES: { path: string; title: Text; icon: IconName; admin?: boolean
   { path: "/audit", title: "Audit", icon: "audit" },
   { path: "/keys", title: "Keys", icon: "keys", admin: true },
 ];
+
+const palette = new Store({ shown: false });
+
+// From the first moment on: pressed while the session is being asked for, the palette opens with the page.
+window.addEventListener("keydown", (event) => {
+  if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "k") return;
+  const { phase } = sessions.get();
+  if (phase !== "signed-in" && phase !== "loading") return;
+  event.preventDefault();
+  palette.set({ shown: !palette.get().shown });
+});
+sessions.subscribe(() => {
+  if (sessions.get().phase !== "signed-in") palette.set({ shown: false });
+});
 
 export function App() {
   useLanguage();
@@ -65,23 +81,13 @@ export function App() {
 }
 
 function Shell() {
-  const [palette, setPalette] = useState(false);
+  const shown = palette.use((state) => state.shown);
   const path = usePath();
-  useTitle(path);
-  useEffect(() => {
-    const press = (event: KeyboardEvent) => {
-      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
-        event.preventDefault();
-        setPalette((shown) => !shown);
-      }
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
-  }, []);
   return (
     <div className="shell">
+      {!(path[0] === "boxes" && path[1]) && <PageTitle path={path} />}
       <a className="skip" href="#content">{t("Skip to the content")}</a>
-      <Sidebar path={path} openPalette={() => setPalette(true)} />
+      <Sidebar path={path} openPalette={() => palette.set({ shown: true })} />
       <main id="content" tabIndex={-1}>
         <Connection />
         <Boundary at={path.join("/")}>
@@ -91,7 +97,7 @@ function Shell() {
         </Boundary>
       </main>
       <Toasts />
-      {palette && <Palette onClose={() => setPalette(false)} />}
+      {shown && <Palette onClose={() => palette.set({ shown: false })} />}
     </div>
   );
 }
@@ -211,12 +217,11 @@ function Connection() {
   );
 }
 
-function useTitle(path: string[]): void {
-  const waiting = live.use((state) => state.questions.length);
+/** The title of every page but a box's, which has the name of the box. */
+function PageTitle({ path }: { path: string[] }) {
   const title = PAGES.find((page) => page.path === `/${path[0] ?? ""}`)?.title;
-  useEffect(() => {
-    document.title = `${waiting ? `(${waiting}) ` : ""}${title ? `${t(title)} · ` : ""}Hutch`;
-  });
+  useTitle(title ? t(title) : "");
+  return null;
 }
 
 /** A defect in one page leaves the others usable: going elsewhere forgets it. */

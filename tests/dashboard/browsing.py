@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -16,6 +16,10 @@ FLAGS = (
     "--disable-sync",
 )  # fmt: skip
 WAIT_MS = 60_000
+NOTE_TOASTS = """window.toasts = [];
+new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach((node) => {
+  if (node instanceof Element && node.classList.contains("toast")) window.toasts.push(node.textContent);
+}))).observe(document, {childList: true, subtree: true});"""
 
 
 @dataclass
@@ -80,6 +84,11 @@ def confirm(page: Page, name: str) -> None:
     dialog.wait_for(state="detached")
 
 
+def expect_toast(page: Page, text: str) -> None:
+    """A message in the corner said this, whether or not it has vanished meanwhile."""
+    until(lambda: any(text in each for each in page.evaluate("window.toasts")), WAIT_MS / 1000)
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -94,6 +103,7 @@ def chromium() -> Iterator[Browser]:
 def visiting(browser: Browser, server: Server, **options: object) -> Iterator[Visitor]:
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, "locale": "en-GB", **options})  # type: ignore[arg-type]
     context.set_default_timeout(WAIT_MS)
+    context.add_init_script(NOTE_TOASTS)
     visitor = Visitor(server, context, context.new_page())
     visitor.watch(visitor.page)
     try:

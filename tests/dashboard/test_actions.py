@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, press, visiting
+from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, expect_toast, press, visiting
 from tests.dashboard.sample import Sample
 from tests.server.serving import Client, Server, until
 from tests.server.world import archive
@@ -112,8 +112,9 @@ def test_kernels_and_their_pictures(visitor: Visitor, sample: Sample, client: Cl
     picture = page.locator("img.picture")
     expect(picture).to_be_visible()
     assert picture.evaluate("(image) => image.naturalWidth") == 1
-    code.fill("kept = 7\nwhile True: pass")
+    code.fill("kept = 7\nprint('kept', kept)\nwhile True: pass")
     run.click()
+    expect(page.get_by_text("kept 7", exact=True)).to_be_visible()
     expect(page.locator(".kernel .state")).to_have_text("busy")
     press(page, "Interrupt")
     expect(page.locator(".failed")).to_contain_text("KeyboardInterrupt")
@@ -121,7 +122,7 @@ def test_kernels_and_their_pictures(visitor: Visitor, sample: Sample, client: Cl
     run.click()
     expect(page.get_by_text("kept is 7", exact=True)).to_be_visible()
     press(page, "Restart")
-    expect(page.get_by_text("Restarted", exact=True)).to_be_visible()
+    expect_toast(page, "Restarted")
     code.fill("kept")
     run.click()
     expect(page.locator(".failed").first).to_contain_text("NameError")
@@ -168,7 +169,7 @@ def test_a_skill_from_a_zip_file(visitor: Visitor, sample: Sample, client: Clien
     assert client.good("GET", "/v1/skills/packed")["pinned"]
     press(page, "Unpin")
     press(page, "Upgrade")
-    expect(page.locator(".toast.error")).to_contain_text("no source to check for a newer version")
+    expect_toast(page, "no source to check for a newer version")
     press(page, "Remove")
     confirm(page, "Remove")
     expect(page.get_by_role("button", name=re.compile("^packed"))).to_have_count(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, press
+from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, expect_toast, press
 from tests.dashboard.sample import Sample, asking
 from tests.server.serving import until
 
@@ -34,11 +34,11 @@ def test_every_page_opens(visitor: Visitor, sample: Sample, role: str) -> None:
 
 def test_the_status_card(visitor: Visitor, sample: Sample) -> None:
     """Connected, engine, number of boxes; the box that ends soon counts down, amber under a minute (B41)."""
-    short = sample.server.tcp(sample.user).good("POST", "/v1/boxes", {"name": "short", "memory_mb": 64, "ttl_sec": 50})
     page = visitor.sign_in(sample.user)
     card = page.locator(".status-card")
     expect(card).to_contain_text("yes, live")
     expect(card).to_contain_text("native")
+    short = sample.server.tcp(sample.user).good("POST", "/v1/boxes", {"name": "short", "memory_mb": 64, "ttl_sec": 59})
     ending = page.locator("li", has_text="short").locator(".countdown.soon").first
     first = ending.inner_text()
     expect(ending).not_to_have_text(first)
@@ -91,7 +91,7 @@ def test_the_life_of_a_box(visitor: Visitor, sample: Sample) -> None:
     expect(page.get_by_role("heading", name="renamed")).to_be_visible()
     expect(page.get_by_text("11 min 40 s").first).to_be_visible()
     press(page, "Make default")
-    expect(page.get_by_text("It is the default box now")).to_be_visible()
+    expect_toast(page, "It is the default box now")
     press(page, "Renew")
     press(page, "Release")
     expect(page.locator(".facts")).to_contain_text(["nobody"])
@@ -244,10 +244,12 @@ def test_approvals(visitor: Visitor, sample: Sample) -> None:
     client = sample.server.tcp(sample.user)
     with asking(client, "", agent="deployer", what="rm -r build"):
         expect(page.get_by_text("rm -r build").first).to_be_visible()
-        assert re.match(r"\(\d+\) ", page.title())
+        expect(page).to_have_title(re.compile(r"^\(\d+\) Approvals"))
         question = page.locator(".question", has_text="rm -r build")
         question.get_by_role("button", name="Deny").click()
         expect(question).to_have_count(0)
+        visitor.go(f"/boxes/{sample.box}")
+        expect(page).to_have_title(re.compile(r"^\(\d+\) research"))
 
 
 def test_receipts_are_verified(visitor: Visitor, sample: Sample) -> None:
@@ -279,7 +281,7 @@ def test_skills_and_mcp_servers(visitor: Visitor, sample: Sample) -> None:
     """A skill's versions are listed and rolled back; an MCP server starts in its box, and a tool is tried."""
     page = visitor.sign_in(sample.user, "/skills/greeting")
     page.get_by_role("button", name="Roll back to this").first.click()
-    expect(page.get_by_text("Rolled back", exact=True)).to_be_visible()
+    expect_toast(page, "Rolled back")
     visitor.go("/mcp-servers/clock")
     press(page, "Start")
     page.get_by_label("Tool").wait_for()

@@ -8,14 +8,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from hutch.server.dashboard.pages import load
 from tests.dashboard.browsing import WAIT_MS, Visitor, press, visiting
 from tests.dashboard.sample import Sample, asking
 from tests.dashboard.test_pages import PAGES, TABS
 from tests.proofs import ROOT
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 
 AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 FIRST_LOAD_BYTES = 250_000
@@ -90,6 +90,19 @@ def test_by_keyboard_alone(visitor: Visitor, sample: Sample) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Destroy").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_text("This box is gone.")).to_be_visible()
+
+
+def test_the_palette_before_the_page(visitor: Visitor, sample: Sample) -> None:
+    """Ctrl K pressed while the page is still asking who is signed in opens the palette with the page."""
+    page = visitor.sign_in(sample.observer)
+    held: list[Route] = []
+    page.route("**/v1/dashboard/session", lambda route: held.append(route))
+    with page.expect_request("**/v1/dashboard/session"):
+        visitor.go("/boxes")
+    page.keyboard.press("Control+k")
+    assert page.get_by_role("dialog").count() == 0
+    until(lambda: page.evaluate("true") and held)[0].continue_()
+    page.get_by_role("option", name=re.compile("research")).first.wait_for()
 
 
 def test_files_and_answers_by_keyboard_alone(visitor: Visitor, sample: Sample) -> None:
@@ -188,6 +201,7 @@ def test_a_server_that_restarts_under_an_open_page(browser: Browser) -> None:
             expect(page.get_by_role("heading", name="stays")).to_be_visible()
             server.start("--port", port)
             expect(page.get_by_text("Disconnected")).to_have_count(0)
+            expect(page.locator(".bar .state")).to_have_text("running")
             page.get_by_role("button", name="Open another").click()
             page.locator("[data-phase=open]").wait_for()
             visitor.errors = [each for each in visitor.errors if "WebSocket" not in each]

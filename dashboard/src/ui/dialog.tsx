@@ -27,6 +27,7 @@ export function Dialog({ title, onClose, children, wide }: {
         event.preventDefault();
         onClose();
       }}
+      onClose={onClose}
       onMouseDown={(event) => event.target === element.current && onClose()}
     >
       <div className="dialog-inside">

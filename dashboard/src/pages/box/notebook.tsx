@@ -38,8 +38,12 @@ export function Notebook({ box }: { box: LiveBox }) {
     setCode("");
     try {
       const options = { ...access.options, body: { code, language }, headers: { Accept: "application/x-ndjson" } };
+      let running = false;
       for await (const text of lines(await open("POST", `/v1/boxes/${box.id}/code`, options))) {
         if (text) show((before) => taken(before, JSON.parse(text) as Line));
+        // Only now is the kernel surely there and busy.
+        if (!running) kernels.reload();
+        running = true;
       }
     } catch (failed) {
       show((before) => ({ ...before, failed }));

@@ -1,6 +1,6 @@
 // One box: what it is, and each of its parts (terminal, jobs, files, …) under an address of its own.
 
-import { lazy, Suspense, useEffect, useRef } from "react";
+import { lazy, Suspense, useRef } from "react";
 import { get } from "../../api/http";
 import type { BoxInfo } from "../../api/types";
 import { boxTitle } from "../../format";
@@ -10,6 +10,7 @@ import { seesAll } from "../../session";
 import { CopyText, Link, Loaded, Loading, Notice, StateBadge, useLoaded, useShownLink } from "../../ui/basics";
 import { TimeLeft } from "../../ui/clock";
 import { Icon } from "../../ui/icons";
+import { useTitle } from "../../ui/title";
 import { BoxActions } from "./actions";
 import { Summary } from "./summary";
 
@@ -39,6 +40,7 @@ export function BoxPage({ id, tab }: { id: string; tab: string }) {
   const last = useRef<LiveBox>(undefined);
   if (present) last.current = present;
   const box = last.current;
+  useTitle(box ? boxTitle(box) : id.slice(0, 8));
   if (!box) return connection === "connecting" ? <Loading rows={5} /> : <Absent id={id} tab={tab} />;
   return <BoxView box={box} tab={tab} gone={!present && connection === "live"} />;
 }
@@ -66,9 +68,6 @@ function Absent({ id, tab }: { id: string; tab: string }) {
 
 function BoxView({ box, tab, gone }: { box: LiveBox; tab: string; gone: boolean }) {
   const why = live.use((state) => state.gone.get(box.id));
-  useEffect(() => {
-    document.title = `${boxTitle(box)} · Hutch`;
-  });
   return (
     <div className="box-page">
       <div className="box-head">
