@@ -41,7 +41,10 @@ def able(runner: asyncio.Runner, engine: Provider) -> Capabilities:
     return runner.run(engine.probe())
 
 
-@pytest.mark.parametrize("kind", MUTANTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=kind.__name__, marks=[pytest.mark.alone] if kind.alone else []) for kind in MUTANTS],
+)
 def test_mutant_is_found(kind: type[Mutant], runner: asyncio.Runner, engine: Provider, able: Capabilities) -> None:
     # Without the capability the check's refusal would run, which is another sentence.
     runner.run(_is_found(kind, engine, [name for name in kind.kills if has(able, CHECKS[name].needs)]))

@@ -61,6 +61,7 @@ class OpensManyFiles(Mutant):
 
 class TakesEveryProcessor(Mutant):
     kills = ("limits.cpus",)
+    alone = True
 
     def order(self, order: Order) -> Order:
         return limited(order, cpus=4.0)

@@ -127,6 +127,8 @@ class Mutant(Provider):
     """Checks that fail on it."""
     patience: ClassVar[float] = 20.0
     """Short where the fault is that something never happens."""
+    alone: ClassVar[bool] = False
+    """Found only while other tests leave it some processor time."""
 
     Box: ClassVar[type[MutantInstance]] = MutantInstance
     Job: ClassVar[type[MutantProcess]] = MutantProcess
