@@ -17,13 +17,21 @@ class Script:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], list[Any]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.asked_with_query: list[tuple[str, str, str]] = []
+        """Method, path and query of each request, WebSockets among them."""
 
     def on(self, method: str, end: str, *answers: Any) -> None:
         self.answers[method, end] = list(answers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":  # Refused with 403, as an ASGI server answers who closes before accepting.
+            self.asked.append(("WEBSOCKET", scope["path"]))
+            self.asked_with_query.append(("GET", scope["path"], scope["query_string"].decode()))
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             return
+        self.asked_with_query.append((scope["method"], scope["path"], scope["query_string"].decode()))
         watching = b"watch=true" in scope["query_string"]
         method = "WATCH" if watching else scope["method"]
         self.asked.append((method, scope["path"]))
@@ -45,7 +53,8 @@ class Script:
         for event in events:
             if event == "silence":
                 await asyncio.sleep(3600)
-            await send({"type": "http.response.body", "body": json.dumps(event).encode() + b"\n", "more_body": True})
+            line = json.dumps(event, ensure_ascii=False).encode() + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, send: Any, status: int, body: Any) -> None:

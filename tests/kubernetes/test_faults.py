@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,44 +74,8 @@ async def test_a_forbidden_verb_names_its_rule(tmp_path: Path) -> None:
         await made.close()
 
 
-CALLS: dict[str, Callable[[Cluster], Awaitable[object]]] = {
-    'apiGroups [""], resources ["pods"], verbs ["create"]': lambda cluster: cluster.create(named("Pod")),
-    'apiGroups [""], resources ["pods"], verbs ["get"]': lambda cluster: cluster.get("Pod", "p"),
-    'apiGroups [""], resources ["pods"], verbs ["patch"]': lambda cluster: cluster.patch("Pod", "p", []),
-    'apiGroups [""], resources ["pods"], verbs ["delete"]': lambda cluster: cluster.delete("Pod", "p"),
-    'apiGroups [""], resources ["pods"], verbs ["list"]': lambda cluster: cluster.objects("Pod", {"a": None}),
-    'apiGroups [""], resources ["pods"], verbs ["watch"]': lambda cluster: anext(cluster.watch({"a": "b"})),
-    'apiGroups [""], resources ["secrets"], verbs ["create"]': lambda cluster: cluster.create(named("Secret")),
-    'apiGroups [""], resources ["persistentvolumeclaims"], verbs ["delete"]': lambda cluster: cluster.delete(
-        "PersistentVolumeClaim", "p"
-    ),
-    'apiGroups ["networking.k8s.io"], resources ["networkpolicies"], verbs ["create"]': lambda cluster: cluster.create(
-        named("NetworkPolicy")
-    ),
-    'apiGroups [""], resources ["events"], verbs ["list"]': lambda cluster: cluster.events("p"),
-    'apiGroups ["agents.x-k8s.io"], resources ["sandboxes"], verbs ["create"]': lambda cluster: cluster.create(
-        named("Sandbox")
-    ),
-}
-
-
 def named(kind: str) -> dict[str, Any]:
     return {"kind": kind, "metadata": {"name": "p"}}
-
-
-@pytest.mark.parametrize("missing", CALLS)
-async def test_every_forbidden_call_names_its_rule(tmp_path: Path, missing: str) -> None:
-    """Whatever RBAC forbids, the remedy is the rule as a Role has it; it is not retried."""
-    async with scripted(tmp_path) as (script, path):
-        script.on("GET", "/apis/agents.x-k8s.io", SANDBOX_GROUP)
-        for method in ("POST", "GET", "PATCH", "DELETE", "WATCH"):
-            script.on(method, "", 403)
-        cluster = Cluster(Settings(kubeconfig=str(path)))
-        with pytest.raises(Refused) as caught:
-            await CALLS[missing](cluster)
-        assert missing in caught.value.remedy and not caught.value.retryable
-        assert len([each for each in script.asked if not each[1].endswith(("x-k8s.io", "/version"))]) == 1
-        await cluster.close()
 
 
 async def test_a_forbidden_watch_ends_the_creation(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def objects(ordered: Order) -> list[Manifest]:
     "ordered",
     [
         order(),
-        online(allow_private=("10.1.0.0/16",)),
+        online(allow_private=("10.1.0.0/16", "192.168.7.7")),
         order(retention=Retention.PERSISTENT),
         order(read_only_root=False, workspace=Workspace(mode=MountMode.RO)),
         order(workspace=Workspace(mode=MountMode.NONE)),
@@ -81,12 +81,19 @@ def test_limits_reach_the_pod() -> None:
     assert {each["medium"] for each in disks} == {"Memory"}
 
 
+def test_one_allowed_address_is_a_range() -> None:
+    """An address without a mask is written as the cluster wants it: as a range of one."""
+    rules = manifests.network_policy(online(allow_private=("192.168.7.7",)))["spec"]["egress"]
+    assert rules[1] == {"to": [{"ipBlock": {"cidr": "192.168.7.7/32"}}]}
+
+
 def test_network_off_lets_nothing_out() -> None:
     """With network off the policy has no egress rule; with network on, private ranges are excepted (lesson 28)."""
     assert manifests.network_policy(order())["spec"]["egress"] == []
     rules = manifests.network_policy(online(allow_private=("10.0.0.0/8",)))["spec"]["egress"]
     block = rules[0]["to"][0]["ipBlock"]
     assert block["cidr"] == "0.0.0.0/0" and "169.254.0.0/16" in block["except"] and "10.0.0.0/8" not in block["except"]
+    assert {"224.0.0.0/4", "192.0.0.0/24", "198.18.0.0/15"} <= set(block["except"]), "the same ranges as on this machine"
     assert order().spec.network is NetworkMode.OFF
 
 

@@ -41,6 +41,20 @@ _SANDBOX_VERSIONS = ("v1beta1", "v1alpha1")
 _GROUPS = {"NetworkPolicy": "networking.k8s.io", "Sandbox": SANDBOXES}
 _TRIES = 4
 _RETRIED = (429, 500, 503, 504)
+_ANSWER_SECONDS = 10.0
+_WATCH_SECONDS = 300
+_LOG_BYTES = 4096
+_EVENT_BYTES = 16 << 20
+_MESSAGE_LETTERS = 2000
+"""An answer of the API server may repeat the whole object that it refuses."""
+
+
+class _WatchEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: Manifest
+
+
+_WATCH_EVENTS = msgspec.json.Decoder(_WatchEvent)
 
 
 def is_installed() -> bool:
@@ -175,23 +189,38 @@ class Cluster:
 
     async def log(self, pod: str, container: str) -> str:
         """Return the last words of a container; "" where nobody has them any more."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        asked = {"container": container, "tailLines": "5", "limitBytes": str(_LOG_BYTES)}
         try:
             async with _translated("get", "pods/log"):
-                lines = self.client.log(pod, container=container, tail_lines=5)
-                return " ".join([line.strip() async for line in lines])[-500:]
+                response = await self._http().get(path, params=asked)
+                response.raise_for_status()
+                return " ".join(response.text.split())[-500:]
+        except Refused as error:
+            return error.remedy
         except HutchError:
             return ""
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield what happens to Pods, beginning with those that are there.
+        """Yield what happens to Pods, beginning with those that are there, until the server ends the watch.
 
-        The server ends a watch after some minutes; the caller opens the next one and sees all Pods again.
+        It does so after some minutes. A server that is silent for longer than that counts as gone.
         """
-        resource = await self._resource("Pod")
+        import httpx2
+
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        asked = {"watch": "true", "labelSelector": selector, "timeoutSeconds": str(_WATCH_SECONDS)}
+        patience = httpx2.Timeout(_ANSWER_SECONDS, read=_WATCH_SECONDS + _ANSWER_SECONDS)
         async with _translated("watch", "Pod"):
-            pods = self.client.watch(resource, labels=dict(labels), server_timeout=300)
-            async for change, seen in pods:
-                yield str(change), dict(seen.to_dict())
+            async with self._http().stream("GET", path, params=asked, timeout=patience) as response:
+                response.raise_for_status()
+                async for line in _lines(response.aiter_bytes()):
+                    event = _WATCH_EVENTS.decode(line)
+                    if event.type == "ERROR":
+                        status = int(event.object.get("code") or 0)
+                        raise _of_status(status, str(event.object.get("message", "")), "watch", "Pod")
+                    yield event.type, event.object
 
     @asynccontextmanager
     async def exec(self, pod: str, container: str, argv: list[str]) -> AsyncIterator[Any]:
@@ -235,6 +264,17 @@ class Cluster:
         raise AssertionError("the last attempt returns or raises")
 
 
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. Only a newline ends one: a Pod's texts may hold what Unicode also calls its end."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > _EVENT_BYTES:
+            raise EngineError(f"Kubernetes: an event of more than {_EVENT_BYTES} bytes", op="watch")
+
+
 class _Exists(EngineError):
     """The object is there already."""
 
@@ -276,7 +316,7 @@ def _to_hutch_error(error: Any, verb: str, kind: str) -> HutchError:
 
 
 def _of_status(status: int, message: str, verb: str, kind: str) -> HutchError:
-    text, details = f"Kubernetes: {message}", {"status": status}
+    text, details = f"Kubernetes: {message[:_MESSAGE_LETTERS]}", {"status": status}
     if status == 401:
         return Refused(text, op=verb, details=details, remedy="renew the credentials of the kubeconfig")
     if status == 403 and "quota" in message:
@@ -286,7 +326,7 @@ def _of_status(status: int, message: str, verb: str, kind: str) -> HutchError:
     if status == 404:
         return NotFound(text, op=verb, details=details)
     if verb == "patch" and status in (409, 422):
-        return Conflict(f"somebody else changed the {kind} meanwhile: {message}", op=verb, details=details)
+        return Conflict(f"somebody else changed the {kind} meanwhile: {text}", op=verb, details=details)
     if status == 409:
         return _Exists(text, op=verb, details=details)
     if status in _RETRIED:

@@ -20,6 +20,7 @@ from hutch.providers.guest_bundle.listener import GUEST_DIR
 from hutch.providers.guest_bundle.pack import HOME as BUNDLE_HOME
 from hutch.providers.guest_bundle.pack import GuestBundle
 from hutch.providers.kubernetes.settings import Settings
+from hutch.providers.native.network import addresses
 
 Manifest = dict[str, Any]
 
@@ -39,7 +40,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_MB = 24
 RELAY_MB = 64
 _BUNDLE_MB = 64
-_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10", "127.0.0.0/8")
 _SHARES = {"/tmp": 1, HOME: 1, WORKSPACE: 2}
 """How the disk of a temporary box is divided: no cluster shows one volume of fixed size in several places."""
 
@@ -147,10 +147,11 @@ def network_policy(order: Order) -> Manifest:
     """Return what may reach the box, which is the relay's port, and what the box may reach."""
     egress: list[Manifest] = []
     if order.spec.network is NetworkMode.ON:
-        refused = [each for each in _PRIVATE if each not in order.spec.allow_private]
+        allowed = addresses.parse(order.spec.allow_private)
+        refused = [str(each) for each in addresses.refused(addresses.POOL, allowed)]
         egress = [
             {"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": refused}}]},
-            *({"to": [{"ipBlock": {"cidr": each}}]} for each in order.spec.allow_private),
+            *({"to": [{"ipBlock": {"cidr": str(each)}}]} for each in allowed),
             {
                 "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
                 "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],

@@ -12,13 +12,15 @@ from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.manifests import KEEPER, Manifest
 
 _PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_PARTS = ("box", "relay")
+"""The containers that a box needs."""
 _CREATE_FAILURES = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _REOPEN_SECONDS = (0.1, 5.0)
-"""The first and the longest pause before a broken watch is opened again."""
-
-
+"""The first and the longest pause before a watch that did not last is opened again."""
+_LASTING_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 """Seconds between two looks at a Pod that starts, besides what the watch shows."""
+_TEXT_LETTERS = 1000
 
 
 class Phase(StrEnum):
@@ -31,27 +33,38 @@ class Phase(StrEnum):
 
 
 def phase(pod: Manifest) -> Phase:
-    """Return the phase of a box's Pod: it runs while the box's own container does, whatever the others do."""
+    """Return the phase of a box's Pod. It ends with the box's own container, and with the relay, the only way to it."""
     if pod.get("metadata", {}).get("deletionTimestamp"):
         return Phase.GONE
     status = pod.get("status") or {}
     if status.get("phase") in ("Failed", "Succeeded"):
         return Phase.ENDED
-    states = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
-    if "terminated" in states.get("box", {}):
+    states = _states(status)
+    if any("terminated" in states.get(name, {}) for name in _PARTS):
         return Phase.ENDED
-    return Phase.RUNNING if all("running" in states.get(name, {}) for name in ("box", "relay")) else Phase.STARTING
+    return Phase.RUNNING if all("running" in states.get(name, {}) for name in _PARTS) else Phase.STARTING
 
 
 def reason_of_end(pod: Manifest) -> str:
-    """Return why a box's container ended: out of memory, evicted, its node lost, or its exit code."""
+    """Return why a box ended: out of memory, evicted, its node lost, or its container's exit code."""
     status = pod.get("status") or {}
     if status.get("reason"):
-        return f"{status['reason']}: {status.get('message', '')}".strip(": ")
-    for each in status.get("containerStatuses") or ():
-        if each["name"] == "box" and (ended := (each.get("state") or {}).get("terminated")):
-            return f"{ended.get('reason', 'ended')} (exit code {ended.get('exitCode')})"
+        return printable(f"{status['reason']}: {status.get('message', '')}".strip(": "))
+    states = _states(status)
+    for name in _PARTS:
+        if ended := states.get(name, {}).get("terminated"):
+            whose = "" if name == "box" else f"its {name}: "
+            return printable(f"{whose}{ended.get('reason', 'ended')} (exit code {ended.get('exitCode')})")
     return "its Pod is gone"
+
+
+def printable(text: str) -> str:
+    """Return what a registry, a node or a container's last message says as bounded text for people."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_TEXT_LETTERS])
+
+
+def _states(status: Manifest) -> dict[str, Manifest]:
+    return {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
 
 
 def trouble(pod: Manifest) -> str:
@@ -69,7 +82,7 @@ def refusal(pod: Manifest) -> HutchError | None:
     for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state = each.get("state") or {}
         waiting = state.get("waiting") or {}
-        why = f"container {each['name']}: {waiting.get('reason')}: {waiting.get('message', '')}".strip(": ")
+        why = printable(f"container {each['name']}: {waiting.get('reason')}: {waiting.get('message', '')}".strip(": "))
         if waiting.get("reason") in _PULL_FAILURES:
             return NotFound(
                 why, op="create", remedy="check the image's name, `pull` and `pull_secrets` of the provider"
@@ -79,7 +92,7 @@ def refusal(pod: Manifest) -> HutchError | None:
         ended = state.get("terminated") or {}
         if ended and ended.get("exitCode"):
             said = ended.get("message") or ended.get("reason")
-            message = f"container {each['name']} ended with {ended['exitCode']}: {said}"
+            message = printable(f"container {each['name']} ended with {ended['exitCode']}: {said}")
             return EngineError(message, op="create", details={"container": each["name"]})
     return None
 
@@ -155,15 +168,15 @@ class Pods:
 
     async def _with_last_words(self, error: HutchError, name: str) -> HutchError:
         container = error.details.get("container")
-        words = await self._cluster.log(name, container) if isinstance(container, str) else ""
+        words = printable(await self._cluster.log(name, container)) if isinstance(container, str) else ""
         return EngineError(f"{error.message}: {words}", op=error.op, details=error.details) if words else error
 
     async def _late(self, name: str, seconds: float) -> HutchError:
         """Return why a Pod has not started, from its conditions and events."""
         try:
-            said = (await self._cluster.events(name))[-3:]
+            said = [printable(each) for each in (await self._cluster.events(name))[-3:]]
         except HutchError as error:
-            said = [error.message]
+            said = [error.message, error.remedy]
         message = f"Pod {name} did not run within {seconds:g} s: {'; '.join(said) or 'the cluster does not say why'}"
         conditions = ((self._seen.get(name) or {}).get("status") or {}).get("conditions") or ()
         if any(each.get("reason") == "Unschedulable" for each in conditions):
@@ -171,21 +184,25 @@ class Pods:
         return Unavailable(message, op="create", remedy="see `kubectl describe pod`, or raise start_timeout_sec")
 
     async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
         pause = _REOPEN_SECONDS[0]
         while True:
-            missing = set(self._seen)
+            missing, begun = set(self._seen), loop.time()
             try:
                 async for change, pod in self._cluster.watch({KEEPER: self._keeper}):
                     name = pod["metadata"]["name"]
                     missing.discard(name)
                     self._note(change, name, pod)
-                    pause = _REOPEN_SECONDS[0]
                     self._refused = None
             except HutchError as error:
                 log("kubernetes").info("watch ended", error=error.message)
                 self._refused = error if isinstance(error, Refused) else None
                 self._wake()
+            except Exception as error:  # The task's boundary: whatever one event was, the next ones are wanted.
+                log("kubernetes").warning("watch broke", error=repr(error))
             await self._forget_gone(missing)
+            if loop.time() - begun > _LASTING_SECONDS:
+                pause = _REOPEN_SECONDS[0]
             await asyncio.sleep(pause)
             pause = min(pause * 2, _REOPEN_SECONDS[1])
 

@@ -344,9 +344,9 @@ def _ended_long_ago(pod: Manifest) -> bool:
     """Return whether a box's container ended so long ago that a keeper who has it would have removed the Pod."""
     if phase(pod) is not Phase.ENDED:
         return False
-    states = [each.get("state") or {} for each in pod["status"].get("containerStatuses") or () if each["name"] == "box"]
+    states = [each.get("state") or {} for each in pod["status"].get("containerStatuses") or ()]
     ended = [state["terminated"].get("finishedAt") for state in states if state.get("terminated")]
-    return _is_older(next(iter(ended), None) or pod["metadata"]["creationTimestamp"])
+    return _is_older(next(filter(None, ended), None) or pod["metadata"]["creationTimestamp"])
 
 
 def _is_older(moment: str | datetime.datetime) -> bool:

@@ -11,6 +11,7 @@ of `guest_bundle` in this container instead.
 import asyncio
 import contextlib
 import hmac
+import resource
 import ssl
 import sys
 from pathlib import Path
@@ -20,8 +21,10 @@ from hutch.providers.guest_bundle.listener import SOCKET_NAME
 from hutch.providers.guest_bundle.pack import guest_bundle
 
 TOKEN_BYTES = 64
-_MOST_CONNECTIONS = 64
-_TOKEN_SECONDS = 30.0
+_MOST_STRANGERS = 64
+_MOST_DESCRIPTORS = 256
+"""The box itself can reach the relay: without a bound it could fill the relay's memory with open connections."""
+_TOKEN_SECONDS = 10.0
 _GUEST_SECONDS = 60.0
 _PIECE = 1 << 18
 
@@ -31,6 +34,7 @@ def main() -> None:
         case ["unpack", directory]:
             unpack(Path(directory))
         case ["serve", place, keys, port]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_DESCRIPTORS, _MOST_DESCRIPTORS))
             asyncio.run(Relay(Path(place), Path(keys)).serve(int(port)))
         case _:
             sys.exit(__doc__)
@@ -54,7 +58,8 @@ class Relay:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
         self._tls.load_cert_chain(keys / "tls.crt", keys / "tls.key")
-        self._open = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Callers that have sent no token yet, the oldest first."""
         self._guest_seconds = _GUEST_SECONDS
         """How long to wait for the guest's socket: only a guest that nobody has met yet may still be starting."""
 
@@ -66,17 +71,20 @@ class Relay:
             await server.serve_forever()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= _MOST_CONNECTIONS:
-            writer.close()
-            return
-        self._open += 1
+        if len(self._strangers) >= _MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
         try:
-            if await self._is_keeper(reader):
+            known = await self._is_keeper(reader)
+            self._strangers.pop(writer, None)
+            if known:
                 await self._carry(reader, writer)
         except (OSError, ssl.SSLError) as error:
             log("kubernetes").info("a keeper's connection ended", error=error)
         finally:
-            self._open -= 1
+            self._strangers.pop(writer, None)
             writer.close()
 
     async def _is_keeper(self, reader: asyncio.StreamReader) -> bool:
