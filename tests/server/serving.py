@@ -102,7 +102,8 @@ class Server:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str, patience: float = TIMEOUT_SECONDS) -> None:
+    def start(self, *options: str, patience: float = TIMEOUT_SECONDS, **settings: str) -> None:
+        self._settings |= settings
         environ = {**os.environ, "HUTCH_STATE_DIR": str(self.state), "HUTCH_RUN_DIR": str(self.run)}
         environ |= {"HUTCH_ORPHAN_GRACE_SEC": GRACE, **self._settings}
         command = [sys.executable, *self.program, "serve", "--verbose", "--port", "0", *options]

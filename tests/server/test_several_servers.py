@@ -1,19 +1,28 @@
 """Several servers on one PostgreSQL: each keeps boxes of its own machine, and any of them is a way to all."""
 
+import asyncio
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from hutch import Hutch
-from hutch.errors import BoxBusy, HeldElsewhere
+from hutch.client.heartbeat import Rhythm
+from hutch.config import Config
+from hutch.errors import BoxBusy, ConfigError, HeldElsewhere
 from tests.keeper.postgres_server import database as database
 from tests.keeper.postgres_server import postgres as postgres
 from tests.server.serving import Client, Server, serving
 
 pytestmark = pytest.mark.slow
+
+SHORT = Rhythm(retry_sec=0.05, max_retry_sec=0.2, outage_timeout_sec=15.0)
+"""So that a server that is gone is given up soon, and a box is looked for longer than a slow machine needs."""
 
 
 def free_port() -> int:
@@ -83,3 +92,65 @@ async def test_a_server_without_an_address_is_named(database: str) -> None:
             with pytest.raises(HeldElsewhere) as caught:
                 await there.attach(box)
         assert caught.value.remedy and caught.value.details["keeper"]
+
+
+async def test_a_stream_goes_on_at_the_server_that_adopts_its_box(database: str) -> None:
+    """The server that keeps a box is killed, and another one adopts it: a handle that was led there by a third server
+    finds the box again through that one, and a followed stream goes on at its cursor (B9)."""
+    with pair(database) as (first, second):
+        key = first.key("user", "ann")
+        async with (
+            Hutch(first.announcement["url"], key=key) as here,
+            Hutch(second.announcement["url"], key=key, rhythm=SHORT) as there,
+        ):
+            box = await here.create()
+            taken = await there.attach(box.id, takeover=True)
+            job = await taken.start("while read line; do echo got $line; done")
+            stream = job.follow()
+            await job.write("one\n")
+            assert await anext(stream) == ("stdout", b"got one\n")
+            first.end(signal.SIGKILL)
+            (first.state / "server.json").unlink()
+            port = free_port()
+            # It has the state directory of the killed one, as a machine whose server was started again elsewhere.
+            await asyncio.to_thread(
+                first.start, "--port", str(port), HUTCH_SERVER_ADVERTISE=f"http://127.0.0.1:{port}"
+            )  # fmt: skip
+            assert (await taken.exec("echo still here")).stdout == "still here\n"
+            await job.write("two\n")
+            async with asyncio.timeout(60):
+                assert await anext(stream) == ("stdout", b"got two\n")
+            await stream.aclose()  # type: ignore[attr-defined]
+            await there.destroy(box.id)
+
+
+def test_an_address_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    """`server.advertise` is where keys are sent: scheme, host and port, and TLS where the server has it (P17)."""
+    wrong = ("ftp://a:1", "http://", "http://u@a:1", "http://a:1/path", "http://a:1?b", "http://a:x", "http://[::1")
+    for url in wrong:
+        with pytest.raises(ConfigError, match=r"server\.advertise"):
+            Config.load(environ={"HUTCH_SERVER_ADVERTISE": url}, cwd=tmp_path)
+    secure = {"HUTCH_SERVER_TLS_CERT": "c", "HUTCH_SERVER_TLS_KEY": "k"}
+    with pytest.raises(ConfigError, match="https"):
+        Config.load(environ={"HUTCH_SERVER_ADVERTISE": "http://a:1", **secure}, cwd=tmp_path)
+    good = Config.load(environ={"HUTCH_SERVER_ADVERTISE": "https://[::1]:7300/", **secure}, cwd=tmp_path)
+    assert good.server.advertise == "https://[::1]:7300/"
+
+
+async def test_wrong_addresses_lead_nobody_in_circles(database: str) -> None:
+    """Where the registry's addresses lead to servers that do not keep the box, the search ends with an error."""
+    brief = Rhythm(retry_sec=0.05, max_retry_sec=0.2, outage_timeout_sec=1.0)
+    with pair(database) as (first, second):
+        key = first.key("user", "ann")
+        one, two = (server.announcement["url"] for server in (first, second))
+        async with Hutch(one, key=key) as here, Hutch(two, key=key, rhythm=brief) as there:
+            box = await here.create()
+            taken = await there.attach(box.id, takeover=True)
+            with psycopg.connect(database, autocommit=True) as db:
+                db.execute("UPDATE hutch.keepers SET url = %s", (two,))
+            async with asyncio.timeout(120):
+                with pytest.raises(HeldElsewhere):
+                    await there.attach(box.id)
+                first.end(signal.SIGKILL)
+                with pytest.raises(HeldElsewhere):
+                    await taken.exec("true")

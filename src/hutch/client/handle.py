@@ -2,11 +2,12 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
-from hutch.client.http import Body, ConnectionBroken, Response
+from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.client.requests import Repeat, Server
 from hutch.errors import Conflict, Gone, HeldElsewhere, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
@@ -14,6 +15,11 @@ from hutch.model.boxes import Lease
 T = TypeVar("T")
 
 CANCEL_SECONDS = 5.0
+MOST_HOPS = 4
+"""Servers that send a request on to each other are not followed for ever."""
+RETURN_SECONDS = 1.0
+ADOPTION_OUTAGES = 2.0
+"""Outages (`Rhythm.outage_timeout_sec`) for which a box is looked for whose server is gone: others adopt it in 30 s."""
 
 
 class Handle:
@@ -62,51 +68,94 @@ class Handle:
     async def ask_as(
         self, headers: Mapping[str, str], kind: type[T], method: str, path: str = "", /, **options: Any
     ) -> T:
-        while True:
-            try:
-                return await self.server.ask(kind, method, self.path + path, headers=headers, **options)
-            except HeldElsewhere as elsewhere:
-                self._follow(elsewhere, options.get("content"))
+        return await self._wherever_it_is(
+            lambda: self.server.ask(kind, method, self.path + path, headers=headers, **options), **_repeating(options)
+        )
 
     async def get(self, path: str, /, *, accept: str, **options: Any) -> tuple[bytes, Mapping[str, str]]:
         """Return body and headers of a successful answer."""
-        while True:
-            try:
-                headers = self.headers(Accept=accept)
-                return await self.server.get("GET", self.path + path, headers=headers, **options)
-            except HeldElsewhere as elsewhere:
-                self._follow(elsewhere)
+        return await self._wherever_it_is(
+            lambda: self.server.get("GET", self.path + path, headers=self.headers(Accept=accept), **options),
+            **_repeating(options),
+        )
 
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, /, *, accept: str = "", content: Body | None = None, **options: Any
     ) -> AsyncIterator[Response]:
         async with AsyncExitStack() as stack:
-            while True:
-                headers = self.headers(Accept=accept)
-                try:
-                    opened = self.server.open(method, self.path + path, headers=headers, content=content, **options)
-                    response = await stack.enter_async_context(opened)
-                    break
-                except HeldElsewhere as elsewhere:
-                    self._follow(elsewhere, content)
-            yield response
 
-    def _follow(self, elsewhere: HeldElsewhere, content: Body | None = None) -> None:
+            async def opened() -> Response:
+                headers = self.headers(Accept=accept)
+                asked = self.server.open(method, self.path + path, headers=headers, content=content, **options)
+                return await stack.enter_async_context(asked)
+
+            yield await self._wherever_it_is(opened, **_repeating({**options, "content": content}))
+
+    async def recover(self, lost: ConnectionBroken) -> None:
+        """Return when the box's server may be asked again. Raises the error if it stays away and there is no other."""
+        server = self.server
+        up = await server.heartbeat.wait_until_up(server.heartbeat.rhythm.outage_timeout_sec)
+        if not up and not await self._return_home(server):
+            raise lost
+
+    async def _wherever_it_is(
+        self, work: Callable[[], Awaitable[T]], *, repeat: Repeat = Repeat.ALWAYS, content: Body | None = None
+    ) -> T:
+        """Ask the server that keeps the box, and its next one if the box has moved meanwhile.
+
+        A server that stays away is given up for the one that this client was made for: it knows who adopts the box,
+        once it is sure that its server is dead.
+        """
+        hops, until = 0, 0.0
+        while True:
+            asked = self.server
+            try:
+                return await work()
+            except HeldElsewhere as elsewhere:
+                hops += 1
+                if hops > MOST_HOPS:
+                    raise
+                self._follow(asked, elsewhere, content)
+            except (NotConnected, ConnectionBroken) as lost:
+                unsent = isinstance(lost, NotConnected) and repeat is not Repeat.NEVER
+                now = time.monotonic()
+                until = until or now + ADOPTION_OUTAGES * asked.heartbeat.rhythm.outage_timeout_sec
+                if not (unsent or repeat is Repeat.ALWAYS) or not await self._return_home(asked) or now > until:
+                    raise
+                if _is_partly_sent(content):
+                    raise
+                hops = 0
+                await asyncio.sleep(RETURN_SECONDS)
+
+    def _follow(self, asked: Server, elsewhere: HeldElsewhere, content: Body | None = None) -> None:
         """Use the server of the process that adopted the box after its former keeper ended.
 
         Nothing was done, so the request can be sent again, unless its content is a stream that was partly read. The
         error is raised then, and also if that process cannot be reached.
         """
-        server = self.server.elsewhere(elsewhere) if self.server.elsewhere is not None else self.server
-        if server is self.server:
+        server = asked.elsewhere(elsewhere) if asked.elsewhere is not None else asked
+        if server is asked:
             raise elsewhere
-        if self.lease is not None and self.open:
+        self._move(server)
+        if _is_partly_sent(content):
+            raise elsewhere
+
+    async def _return_home(self, lost: Server) -> bool:
+        """Use the server that this client was made for, if the lost one is another. Return whether it may be asked."""
+        if lost.home is None:
+            return False
+        if self.server is lost:
+            self._move(lost.home)
+        if not lost.held_leases:
+            await lost.heartbeat.stop()  # Else it would look for ever for a server that may never come back.
+        return True
+
+    def _move(self, server: Server) -> None:
+        if self.lease is not None and self.open and server is not self.server:
             self.server.drop_handle(self.session, self.box_id)
             server.add_handle(self.session, self.box_id, self.lease)
         self.server = server
-        if not isinstance(content, bytes | bytearray | memoryview | None):
-            raise elsewhere
 
     async def run_once(self, path: str, body: Mapping[str, object]) -> tuple[bytes, Mapping[str, str]]:
         """Run an operation that must not happen twice.
@@ -118,15 +167,15 @@ class Handle:
         headers = self.headers(Hutch_Operation=operation)
         while True:
             try:
-                return await self.server.get(
-                    "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
+                return await self._wherever_it_is(
+                    lambda: self.server.get(
+                        "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
+                    ),
+                    repeat=Repeat.UNSENT,
                 )  # fmt: skip
-            except ConnectionBroken:
-                if not await self.server.heartbeat.wait_until_up(self.server.heartbeat.rhythm.outage_timeout_sec):
-                    raise
+            except ConnectionBroken as broken:
+                await self.recover(broken)
                 headers["Hutch-Again"] = "true"
-            except HeldElsewhere as elsewhere:
-                self._follow(elsewhere)
             except Conflict as error:
                 if error.details.get("operation") != "unknown":
                     raise
@@ -147,6 +196,15 @@ class Handle:
     def refuse_if_observing(self, op: str) -> None:
         if self.observing:
             refuse(op)
+
+
+def _repeating(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides whether a request with these options may be sent to another server."""
+    return {name: options[name] for name in ("repeat", "content") if name in options}
+
+
+def _is_partly_sent(content: Body | None) -> bool:
+    return not isinstance(content, bytes | bytearray | memoryview | None)
 
 
 def refuse(op: str) -> NoReturn:

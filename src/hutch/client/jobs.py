@@ -54,7 +54,6 @@ class RemoteJob:
 
     async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
         cursors: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
-        heartbeat = self._handle.server.heartbeat
         while True:
             try:
                 async with self._handle.stream("GET", f"{self._path}/follow", accept=BYTES, **cursors) as response:
@@ -67,9 +66,8 @@ class RemoteJob:
                         cursors[STREAMS[kind]] += len(data)
                         yield STREAMS[kind], data
                 return
-            except ConnectionBroken:
-                if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
-                    raise
+            except ConnectionBroken as broken:
+                await self._handle.recover(broken)
             except Unavailable as error:
                 if not error.details.get("draining"):
                     raise

@@ -17,6 +17,7 @@ import msgspec
 from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
+from hutch.client.handle import MOST_HOPS
 from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
@@ -58,11 +59,13 @@ def following(method: Method) -> Method:
 
     @functools.wraps(method)
     async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
-        try:
-            return await method(self, *args, **options)
-        except HeldElsewhere as elsewhere:
-            other = self._others.find(elsewhere).for_session(self.session)
-            return await getattr(other, method.__name__)(*args, **options)
+        asked = self
+        for _ in range(MOST_HOPS):
+            try:
+                return await method(asked, *args, **options)
+            except HeldElsewhere as elsewhere:
+                asked = self._others.find(elsewhere).for_session(self.session)
+        return await method(asked, *args, **options)
 
     return cast(Method, call)
 
@@ -70,15 +73,24 @@ def following(method: Method) -> Method:
 class OtherServers:
     """Clients of the servers that share a store with the one this object names, made when a box is found there."""
 
-    def __init__(self, connect: "Callable[[str], RemoteHutch]") -> None:
+    def __init__(self, home: str, connect: "Callable[[str], RemoteHutch]") -> None:
+        self._home = home
         self._connect = connect
         self._clients: dict[str, RemoteHutch] = {}
 
     def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
-        """Return the client of the server that the error names. Raises the error if it names none."""
+        """Return the client of the server that the error names. Raises the error if it names none, or one in the open.
+
+        The key goes along: who was reached by TLS must not make us show it to everybody on the way to another server.
+        """
         url = elsewhere.details.get("url")
         if not isinstance(url, str) or not url:
             raise elsewhere
+        if self._home.startswith("https:") and not url.startswith("https:"):
+            raise HeldElsewhere(
+                elsewhere.message, op=elsewhere.op, details=elsewhere.details,
+                remedy=f"no key is sent to {url} in plain text: server.advertise there must be an https:// URL",
+            )  # fmt: skip
         if url not in self._clients:
             self._clients[url] = self._connect(url)
         return self._clients[url]
@@ -99,9 +111,9 @@ class RemoteHutch:
     def __init__(
         self, url: str, *, key: str = "", ca: str = "", session: str = "", rhythm: Rhythm | None = None,
         on_change: ConnectionListener | None = None, expected: bool = False,
-        elsewhere: Callable[[HeldElsewhere], Server] | None = None,
+        elsewhere: Callable[[HeldElsewhere], Server] | None = None, others: OtherServers | None = None,
     ) -> None:  # fmt: skip
-        self._others = OtherServers(lambda other: self._sibling(other, key, ca, rhythm))
+        self._others = others or OtherServers(url, lambda other: self._sibling(other, key, ca, rhythm))
         self._server = Server(
             address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
             elsewhere=elsewhere or (lambda error: self._others.find(error).server),
@@ -114,8 +126,10 @@ class RemoteHutch:
 
     def _sibling(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
         """Return a client of another server that shares this one's store, for the same session."""
-        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm)
+        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm, others=self._others)
         client._own_session = self._own_session
+        client._server.home = self._server
+        client._hooks = self._hooks
         return client
 
     async def __aenter__(self) -> Self:

@@ -50,6 +50,8 @@ class Server:
         self.address = address
         self.elsewhere = elsewhere
         """Finds the server of another process that keeps a box, where processes share boxes."""
+        self.home: Server | None = None
+        """The server that the client was made for, if this one was only found through it."""
         self.held_leases: dict[tuple[str, str], HeldLease] = {}
         """Leases that heartbeats keep alive, by session and box id."""
         self._pool = ConnectionPool(address)

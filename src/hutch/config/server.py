@@ -3,6 +3,8 @@
 The environment has the same as `HUTCH_SERVER_HOST`, `HUTCH_SERVER_PORT`, and so on.
 """
 
+from urllib.parse import urlsplit
+
 from hutch.errors import ConfigError
 from hutch.model.record import Record
 
@@ -87,9 +89,9 @@ class ServerTable(Record, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
             )
-        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+        if self.advertise and (fault := self._fault_of_address()):
             raise ConfigError(
-                f"{origin}: server.advertise = {self.advertise!r} is no URL", details={"field": "server.advertise"}
+                f"{origin}: server.advertise = {self.advertise!r} {fault}", details={"field": "server.advertise"}
             )
         if self.pulls not in ("admin", "user"):
             raise ConfigError(f"{origin}: server.pulls is neither admin nor user", details={"field": "server.pulls"})
@@ -106,6 +108,20 @@ class ServerTable(Record, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"{origin}: server.{field} is less than {LEAST_HELD_MB}", details={"field": f"server.{field}"}
                 )
+
+    def _fault_of_address(self) -> str:
+        """Return why other servers could not send clients to the address that is advertised; "" if they can."""
+        try:
+            parts = urlsplit(self.advertise)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                return "is no URL"
+        except ValueError:  # A port that is no number, or a bracket too many.
+            return "is no URL"
+        if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+            return "has more than scheme, host and port"
+        if self.tls_cert and parts.scheme == "http":
+            return "is not the https:// URL of a server with server.tls_cert"
+        return ""
 
 
 def from_text(key: str, text: str) -> str | list[str]:
