@@ -111,6 +111,23 @@ def test_the_server_is_restricted() -> None:
     assert context["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_only_the_servers_port_is_open() -> None:
+    """A policy selects the server's Pods and lets callers to their port alone, and those alone who are named; the
+    account's token is mounted where the API is called, and nowhere by default."""
+    caller = {"namespaceSelector": {"matchLabels": {"team": "bots"}}}
+    plain = rendered("values.yaml")
+    named = rendered("values.yaml", "--set-json", f"networkPolicy.from={json.dumps([caller])}")
+    policies = [next(each for each in some if each["kind"] == "NetworkPolicy")["spec"] for some in (plain, named)]
+    pod = next(each for each in plain if each["kind"] == "Deployment")["spec"]["template"]
+    ports = [{"protocol": "TCP", "port": pod["spec"]["containers"][0]["ports"][0]["name"]}]
+    assert [each["ingress"] for each in policies] == [[{"ports": ports}], [{"ports": ports, "from": [caller]}]]
+    assert policies[0]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    (account,) = [each for each in plain if each["kind"] == "ServiceAccount"]
+    assert account["automountServiceAccountToken"] is False and pod["spec"]["automountServiceAccountToken"] is True
+    without = rendered("values.yaml", "--set", "networkPolicy.enabled=false")
+    assert not [each for each in without if each["kind"] == "NetworkPolicy"]
+
+
 def test_every_query_names_a_metric_that_is_exported(server: Server, client: Client) -> None:
     """Each query of the Grafana dashboard uses only metrics that /metrics describes."""
     dashboard = json.loads((CHART / "dashboard.json").read_bytes())

@@ -57,6 +57,11 @@ def test_a_request_is_redirected_to_the_boxs_server(database: str) -> None:
         target = urlsplit(answer.headers["location"])
         followed = Client((target.hostname or "", target.port or 0), authorization=f"Bearer {key}")
         assert followed.good("POST", target.path, {"command": "echo hi"})["stdout"] == "hi\n"
+        # The dashboard is signed in at this server only: its page gets the error to read, and is not sent away.
+        signed_in = second.tcp().call("POST", "/v1/dashboard/session", {"key": key})
+        page = second.tcp(cookie=signed_in.headers["set-cookie"].split(";")[0], hutch_csrf=signed_in.json()["csrf"])
+        answer = page.call("POST", f"/v1/boxes/{box}/lease", {})
+        assert (answer.status, answer.json()["code"]) == (409, "held_elsewhere") and "location" not in answer.headers
 
 
 async def test_a_client_of_any_server_uses_every_box(database: str) -> None:

@@ -17,6 +17,7 @@ from hutch.model.record import Record
 from hutch.model.record import encode_json as as_json
 from hutch.providers.guest_client.allowance import LARGE, allowed
 from hutch.server.auth import Authenticator
+from hutch.server.dashboard.sign_ins import cookie_of
 from hutch.server.doors import Door, Doors
 from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.mcp_endpoint import Mounts, serve_mount
@@ -240,8 +241,9 @@ class Exchange:
             headers["www-authenticate"] = "Bearer"
         if error.retry_after is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after))
-        if isinstance(error, HeldElsewhere) and (url := error.details.get("url")):
-            # 307 keeps method and body. The answer is the same error, for clients that know how to follow it.
+        if isinstance(error, HeldElsewhere) and (url := error.details.get("url")) and not cookie_of(call.headers):
+            # 307 keeps method and body. The answer is the same error, for clients that know how to follow it. A page
+            # would be sent to a server where it is not signed in, and could not read the error.
             status, headers["location"] = 307, f"{url}{call.target}"
         body = encode_json(error_to_wire(error, call.op))
         await self._start(status, JSON, {"content-length": str(len(body)), **headers})
