@@ -1,5 +1,6 @@
 """The simulation of many servers stands on numbers that are counted here, on a real PostgreSQL."""
 
+import re
 from pathlib import Path
 
 import psycopg
@@ -51,3 +52,16 @@ async def test_transactions_of_a_box_are_those_of_the_simulation(database: str, 
     assert 0.6 * scaling.STORE_PER_LIFE <= bare <= 1.4 * scaling.STORE_PER_LIFE, bare
     # Receipts are committed in groups, so commands that follow each other closely share a transaction.
     assert busy - bare <= 5 * scaling.STORE_PER_COMMAND, (busy, bare)
+
+
+def test_the_page_says_what_the_simulation_says() -> None:
+    """docs/scaling.md: which part saturates first, and how full each of the named parts is, at each length of life."""
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    rows = re.findall(r"^\| (\d+) min \| the (\w+): ([\d,]+) .*? \| (\d+) % \| (.+) \|$", page, re.M)
+    assert [minutes for minutes, *_ in rows] == ["1", "10", "60"]
+    for minutes, part, peak, used, others in rows:
+        loads = scaling.simulate(scaling.Setting(minutes_of_life=float(minutes)))
+        assert loads[0].name.startswith(part) and f"{loads[0].peak:,.0f}" == peak
+        assert f"{loads[0].used:.0%}" == f"{used}%"
+        filled = {f"{load.used:.0%}" for load in loads[1:]}
+        assert {each.replace(" ", "") for each in re.findall(r"\d+ %", others)} <= filled, (minutes, filled)

@@ -52,7 +52,6 @@ class RemoteFiles:
         return answer["lines"], answer["end"]
 
     async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        heartbeat = self._handle.server.heartbeat
         had = 0
         while True:
             left = None if limit is None else limit - had
@@ -63,9 +62,8 @@ class RemoteFiles:
                         had += len(piece)
                         yield piece
                 return
-            except ConnectionBroken:
-                if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
-                    raise
+            except ConnectionBroken as broken:
+                await self._handle.recover(broken)
 
     async def write(
         self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,

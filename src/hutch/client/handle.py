@@ -68,13 +68,13 @@ class Handle:
     async def ask_as(
         self, headers: Mapping[str, str], kind: type[T], method: str, path: str = "", /, **options: Any
     ) -> T:
-        return await self._wherever_it_is(
+        return await self.wherever_it_is(
             lambda: self.server.ask(kind, method, self.path + path, headers=headers, **options), **_repeating(options)
         )
 
     async def get(self, path: str, /, *, accept: str, **options: Any) -> tuple[bytes, Mapping[str, str]]:
         """Return body and headers of a successful answer."""
-        return await self._wherever_it_is(
+        return await self.wherever_it_is(
             lambda: self.server.get("GET", self.path + path, headers=self.headers(Accept=accept), **options),
             **_repeating(options),
         )
@@ -90,7 +90,7 @@ class Handle:
                 asked = self.server.open(method, self.path + path, headers=headers, content=content, **options)
                 return await stack.enter_async_context(asked)
 
-            yield await self._wherever_it_is(opened, **_repeating({**options, "content": content}))
+            yield await self.wherever_it_is(opened, **_repeating({**options, "content": content}))
 
     async def recover(self, lost: ConnectionBroken) -> None:
         """Return when the box's server may be asked again. Raises the error if it stays away and there is no other."""
@@ -99,7 +99,7 @@ class Handle:
         if not up and not await self._return_home(server):
             raise lost
 
-    async def _wherever_it_is(
+    async def wherever_it_is(
         self, work: Callable[[], Awaitable[T]], *, repeat: Repeat = Repeat.ALWAYS, content: Body | None = None
     ) -> T:
         """Ask the server that keeps the box, and its next one if the box has moved meanwhile.
@@ -167,7 +167,7 @@ class Handle:
         headers = self.headers(Hutch_Operation=operation)
         while True:
             try:
-                return await self._wherever_it_is(
+                return await self.wherever_it_is(
                     lambda: self.server.get(
                         "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
                     ),

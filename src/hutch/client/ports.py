@@ -32,6 +32,10 @@ class RemoteConnection:
     @classmethod
     async def open(cls, handle: Handle, port: int) -> Self:
         """Connect, and raise what the server says if it refuses."""
+        return await handle.wherever_it_is(lambda: cls._open(handle, port))
+
+    @classmethod
+    async def _open(cls, handle: Handle, port: int) -> Self:
         address, key = handle.server.address, handle.server.key
         headers = handle.headers() | ({"Authorization": f"Bearer {key}"} if key else {})
         path = f"{handle.path}/ports/{port}/connect"

@@ -67,15 +67,13 @@ class RemoteWatch:
 
     async def _read(self) -> None:
         """Read until the server ends the watch. A lost connection is opened again."""
-        heartbeat = self._handle.server.heartbeat
         try:
             while True:
                 try:
                     await self._read_once()
                     return
-                except ConnectionBroken:
-                    if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
-                        raise
+                except ConnectionBroken as broken:
+                    await self._handle.recover(broken)
         except HutchError as error:
             self._error = error
 
