@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
 from hutch.providers.guest_client.link import Link
@@ -55,6 +56,20 @@ async def test_no_cluster(tmp_path: Path) -> None:
     await made.close()
     with pytest.raises(ConfigError, match="cannot be used"):
         Cluster(Settings(kubeconfig=str(tmp_path / "missing")))
+
+
+async def test_credentials_that_cannot_be_had(tmp_path: Path) -> None:
+    """A kubeconfig whose program gives no token is an error of the credentials, with what the program says."""
+    async with scripted(tmp_path) as (_, path):
+        config = yaml.safe_load(path.read_text())
+        run = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "sh"}
+        run |= {"args": ["-c", "echo no >&2; exit 3"]}
+        config["users"][0]["user"] = {"exec": run}
+        path.write_text(yaml.safe_dump(config))
+        made = provider(path)
+        found = await made.probe()
+        assert not found.usable and "returned 3: no" in found.reason and "credentials" in found.remedy
+        await made.close()
 
 
 async def test_a_forbidden_verb_names_its_rule(tmp_path: Path) -> None:

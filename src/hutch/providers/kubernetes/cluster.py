@@ -284,9 +284,14 @@ async def _translated(verb: str, kind: str) -> AsyncIterator[None]:
     import httpx2
     from httpx2.websockets import WebSocketUpgradeError
     from lightkube.core.exceptions import ApiError, ConditionError, ObjectDeleted
+    from lightkube.core.exceptions import ConfigError as KubeConfigError
 
     try:
         yield
+    except KubeConfigError as error:  # A token's file that is gone, or a program of the kubeconfig that gives no token.
+        raise Refused(
+            f"Kubernetes: {error}"[:_MESSAGE_LETTERS], op=verb, remedy="renew the credentials of the kubeconfig"
+        ) from error
     except ApiError as error:
         raise _to_hutch_error(error, verb, kind) from error
     except (ConditionError, ObjectDeleted, msgspec.MsgspecError) as error:
