@@ -1,5 +1,6 @@
 """What the cluster answers when something is wrong becomes a typed error with a remedy, and nothing is left behind."""
 
+import asyncio
 import copy
 import json
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hutch.errors import BoxBroken, ConfigError, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.errors import BoxBroken, ConfigError, Conflict, EngineError, NotFound, QuotaExceeded, Refused, Unavailable
 from hutch.providers.guest_client.link import Link
+from hutch.providers.kubernetes import cluster as cluster_module
 from hutch.providers.kubernetes import manifests
 from hutch.providers.kubernetes import pods as pod_states
 from hutch.providers.kubernetes.cluster import Cluster
@@ -114,6 +116,49 @@ async def test_a_namespace_quota_is_a_quota(tmp_path: Path) -> None:
         with pytest.raises(QuotaExceeded) as caught:
             await cluster.create(named("Pod"))
         assert "ResourceQuota" in caught.value.remedy
+        await cluster.close()
+
+
+async def test_what_the_clusters_rules_refuse_needs_no_right(tmp_path: Path) -> None:
+    """Pod Security, a LimitRange and a namespace that ends answer 403 like RBAC: the error names no right for them."""
+    said = (
+        'pods "p" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false',
+        'pods "p" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi',
+        'pods "p" is forbidden: unable to create new content in namespace boxes because it is being terminated',
+    )
+    forbidden = 'pods is forbidden: User "ann" cannot create resource "pods" in API group "" in the namespace "boxes"'
+    async with scripted(tmp_path) as (script, path):
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        for message in (*said, forbidden):
+            script.on("POST", "/pods", (403, failure(403, message)))
+            with pytest.raises(Refused, match="forbidden") as caught:
+                await cluster.create(named("Pod"))
+            assert ("verbs" in caught.value.remedy) == (message == forbidden), message
+        await cluster.close()
+
+
+@pytest.mark.parametrize("status", [409, 422])
+async def test_a_claim_that_came_late_is_a_conflict(tmp_path: Path, status: int) -> None:
+    """A patch whose tests do not hold any more is answered by 409 or 422: somebody else has the box (lesson 3)."""
+    async with scripted(tmp_path) as (script, path):
+        script.on("PATCH", "/pods/p", (status, failure(status, "the server rejected our request: test failed")))
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        with pytest.raises(Conflict, match="somebody else"):
+            await cluster.patch("Pod", "p", manifests.handover({}, "ann", "keeper-1", places=("/metadata",)))
+        assert sum(method == "PATCH" for method, _ in script.asked) == 1
+        await cluster.close()
+
+
+async def test_no_server_says_how_long_we_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy server may ask for a day's patience: it is asked again before, and then the error passes the time on."""
+    monkeypatch.setattr(cluster_module, "_LONGEST_PAUSE", 0.05)
+    async with scripted(tmp_path) as (script, path):
+        script.on("GET", "/pods/p", (429, failure(429, details={"retryAfterSeconds": 86_400})))
+        cluster = Cluster(Settings(kubeconfig=str(path)))
+        async with asyncio.timeout(60):
+            with pytest.raises(Unavailable) as caught:
+                await cluster.get("Pod", "p")
+        assert caught.value.retry_after == 86_400 and len(script.asked) == 4
         await cluster.close()
 
 
@@ -245,8 +290,6 @@ async def test_an_end_is_noticed_without_being_asked_for(tmp_path: Path) -> None
         script.on("WATCH", "/pods", [{"type": "MODIFIED", "object": ended}, "silence"])
         cluster = Cluster(Settings(kubeconfig=str(path)))
         pods = Pods(cluster, "keeper-1")
-        import asyncio
-
         told = asyncio.Event()
         pods.on_end("rec-oom", told.set)
         async with asyncio.timeout(30):

@@ -7,6 +7,7 @@ same HTTP client is used, because lightkube's own `exec` only collects what a co
 import asyncio
 import importlib.util
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -41,6 +42,10 @@ _SANDBOX_VERSIONS = ("v1beta1", "v1alpha1")
 _GROUPS = {"NetworkPolicy": "networking.k8s.io", "Sandbox": SANDBOXES}
 _TRIES = 4
 _RETRIED = (429, 500, 503, 504)
+_LONGEST_PAUSE = 30.0
+"""A server may name any time after which to ask again."""
+_ADMISSION = re.compile(r'is forbidden: (?!User ")')
+"""How an API server begins a refusal that no right would change: Pod Security, a LimitRange, a namespace that ends."""
 _ANSWER_SECONDS = 10.0
 _WATCH_SECONDS = 300
 _LOG_BYTES = 4096
@@ -260,7 +265,7 @@ class Cluster:
             except HutchError as error:
                 if not left or error.details.get("status") not in _RETRIED:
                     raise
-                await asyncio.sleep(error.retry_after or 0.2 * 2 ** (_TRIES - left))
+                await asyncio.sleep(min(error.retry_after or 0.2 * 2 ** (_TRIES - left), _LONGEST_PAUSE))
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -326,6 +331,8 @@ def _of_status(status: int, message: str, verb: str, kind: str) -> HutchError:
         return Refused(text, op=verb, details=details, remedy="renew the credentials of the kubeconfig")
     if status == 403 and "quota" in message:
         return QuotaExceeded(text, op=verb, details=details, remedy="raise the namespace's ResourceQuota")
+    if status == 403 and _ADMISSION.search(message):
+        return Refused(text, op=verb, details=details, remedy="the cluster's own rules refuse this: see its message")
     if status == 403:
         return Refused(text, op=verb, details=details, remedy=f"give Hutch's account this rule: {rule(verb, kind)}")
     if status == 404:
