@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,12 @@ from tests.kubernetes.api_server import Script, failure, scripted
 from tests.kubernetes.test_faults import RECORDED
 
 RUNNING: dict[str, Any] = {"type": "ADDED", "object": {"apiVersion": "v1", "kind": "Pod", **RECORDED["running"]}}
+
+
+@pytest.fixture(autouse=True)
+def only_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found out by asking for one Pod, however slow this machine is."""
+    monkeypatch.setattr(pod_states, "_LOOK_SECONDS", 300.0)
 
 
 @asynccontextmanager
@@ -64,8 +71,9 @@ async def test_a_text_in_a_pod_cannot_break_the_watch(tmp_path: Path) -> None:
 async def test_a_watch_that_ends_at_once_is_not_asked_for_without_pause(tmp_path: Path) -> None:
     """A server that ends each watch at once is asked ever less often, and not in a loop."""
     async with watching(tmp_path, []) as (script, _):
+        begun = time.monotonic()
         await asyncio.sleep(2)
-        assert len(script.asked) <= 8  # without pauses, hundreds
+        assert len(script.asked) <= 6 + time.monotonic() - begun  # without pauses, hundreds
 
 
 async def test_a_box_ends_with_its_relay(tmp_path: Path) -> None:

@@ -159,3 +159,5 @@ async def test_wrong_addresses_lead_nobody_in_circles(database: str) -> None:
                 first.end(signal.SIGKILL)
                 with pytest.raises(HeldElsewhere):
                     await taken.exec("true")
+                (first.state / "server.json").unlink()
+                await asyncio.to_thread(first.start)  # It has its box again, which ends with it.
