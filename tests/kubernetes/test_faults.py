@@ -64,7 +64,7 @@ async def test_credentials_that_cannot_be_had(tmp_path: Path) -> None:
     """A kubeconfig whose program gives no token is an error of the credentials, with what the program says."""
     async with scripted(tmp_path) as (_, path):
         config = yaml.safe_load(path.read_text())
-        run = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "sh"}
+        run: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "sh"}
         run |= {"args": ["-c", "echo no >&2; exit 3"]}
         config["users"][0]["user"] = {"exec": run}
         path.write_text(yaml.safe_dump(config))
