@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from hutch import Hutch
+from hutch import Box, Hutch
 from hutch.client.heartbeat import Rhythm
 from hutch.config import Config
 from hutch.errors import BoxBusy, ConfigError, HeldElsewhere
@@ -74,7 +74,14 @@ async def test_a_client_of_any_server_uses_every_box(database: str) -> None:
             assert {each.id for each in await there.boxes()} == {box.id}
             with pytest.raises(BoxBusy):
                 await there.attach(box.id)
+            met: list[str] = []
+
+            async def meet(found: Box) -> None:
+                met.append(found.id)
+
+            await there.on_created(meet)
             taken = await there.attach(box.id, takeover=True)
+            assert met == [box.id], "a hook of this client runs for a box at another server"
             assert (await taken.exec("echo $((6*7))")).stdout == "42\n"
             await taken.files.write("note.txt", "from the other side")
             job = await taken.start("echo started; sleep 600")
@@ -121,7 +128,8 @@ async def test_a_stream_goes_on_at_the_server_that_adopts_its_box(database: str)
             await asyncio.to_thread(
                 first.start, "--port", str(port), HUTCH_SERVER_ADVERTISE=f"http://127.0.0.1:{port}"
             )  # fmt: skip
-            assert (await taken.exec("echo still here")).stdout == "still here\n"
+            said = await asyncio.gather(*(taken.exec("echo still here") for _ in range(4)))
+            assert {each.stdout for each in said} == {"still here\n"}
             await job.write("two\n")
             async with asyncio.timeout(60):
                 assert await anext(stream) == ("stdout", b"got two\n")
