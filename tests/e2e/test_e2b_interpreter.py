@@ -83,6 +83,16 @@ def test_indented_code(interpreter: Sandbox) -> None:
     )
 
 
+def test_saved_pictures_are_results(interpreter: Sandbox) -> None:
+    """(S13) A picture that code saves with Pillow is a result, also if Pillow is imported only then."""
+    interpreter.files.write("own/PIL/__init__.py", "")
+    picture = "class Image:\n def save(self, target): pass\n def _repr_png_(self): return b'\\x89PNG'\n"
+    interpreter.files.write("own/PIL/Image.py", picture)
+    code = "import sys; sys.path.insert(0, '/home/user/own'); from PIL import Image; Image.Image().save('x.png')"
+    context = interpreter.create_code_context()
+    assert [result.png for result in interpreter.run_code(code, context=context).results] == ["iVBORw=="]
+
+
 def test_code_ends_with_its_sandbox(hutch_e2b: E2B) -> None:
     """(S13) Whoever waits for code in a sandbox that is killed is told so at once."""
     sandbox = Sandbox.create(**hutch_e2b.options)

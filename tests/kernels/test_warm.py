@@ -63,6 +63,18 @@ async def test_every_kind_of_display_arrives() -> None:
         assert (await box.kernels.all())[0].warm
 
 
+async def test_pictures_of_pillow_are_displayed() -> None:
+    """A picture that code shows is a display; in a sandbox of E2B's clients one that it saves is, too (S5, S13)."""
+    code = (
+        "from PIL import Image; p = Image.new('RGB', (4, 4)); p.show(); p.save('/tmp/p.png'); Image.open('/tmp/p.png')"
+    )
+    async with Hutch() as hutch:
+        for env, count in (({}, 2), ({"E2B_SANDBOX": "true"}, 3)):
+            async with hutch.box(memory_mb=512, env=env) as box:
+                shown = (await box.python(code)).displays
+                assert [each.binary("image/png")[:4] for each in shown] == [b"\x89PNG"] * count
+
+
 async def test_magics_commands_and_tracebacks_are_those_of_ipython() -> None:
     """Line and cell magics, shell commands, top-level await and tracebacks without our own frames (S5)."""
     async with Hutch() as hutch, hutch.box(memory_mb=512) as box:

@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import io
 import json
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -156,6 +157,53 @@ class _BackendFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             FigureManager=FigureManagerBase,
             show=lambda *_args, **_kwargs: show_figures(self._displays),
         )
+
+
+def install_pictures(displays: Displays) -> None:
+    """Display the pictures of Pillow that code shows, which nobody else would see, as soon as it is imported.
+
+    In a sandbox of E2B's clients those that code saves as files are displayed too, as their own interpreter does it.
+    """
+    if (loaded := sys.modules.get("PIL.Image")) is not None:
+        _patch_pictures(loaded, displays)
+    else:
+        sys.meta_path.insert(0, _PictureFinder(displays))
+
+
+class _PictureFinder(importlib.abc.MetaPathFinder):
+    def __init__(self, displays: Displays) -> None:
+        self._displays = displays
+
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> Any:
+        if name != "PIL.Image":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_patch(module: types.ModuleType) -> None:
+                execute(module)
+                _patch_pictures(module, self._displays)
+
+            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec
+
+
+def _patch_pictures(pillow: types.ModuleType, displays: Displays) -> None:
+    kind: Any = pillow.__dict__["Image"]
+    save = kind.save
+
+    def show(picture: Any, *_args: Any, **_options: Any) -> None:
+        displays.send(forms_of(picture))
+
+    def save_and_show(picture: Any, target: Any, *args: Any, **options: Any) -> None:
+        save(picture, target, *args, **options)
+        if isinstance(target, (str, os.PathLike)):  # Not what is drawn into memory, as for a display.
+            displays.send(forms_of(picture))
+
+    kind.show = show
+    if "E2B_SANDBOX" in os.environ:
+        kind.save = save_and_show
 
 
 def show_figures(displays: Displays) -> None:

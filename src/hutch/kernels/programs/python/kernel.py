@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .channel import Capture, Channel
-from .display import BACKEND, Displays, install_figures, show_figures
+from .display import BACKEND, Displays, install_figures, install_pictures, show_figures
 from .snapshot import fork, reseed
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def serve(source: int, target: int, prepared: Prepared | None = None, complaints
     capture = Capture(channel)
     displays = Displays(channel, capture)
     install_figures(displays)
+    install_pictures(displays)
     os.environ["MPLBACKEND"] = "module://" + BACKEND
     prepared = prepared or prepare()
     evaluator, notes = prepared.evaluator, prepared.notes
