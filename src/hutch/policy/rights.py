@@ -315,6 +315,26 @@ def within(spec: EffectiveSpec, profile: Profile, rights: Rights) -> EffectiveSp
     return spec.but(limits=limits, adjustments=(*spec.adjustments, *cuts), **changes)
 
 
+def check_copy(
+    spec: EffectiveSpec, rights: Rights, default: str, user_defined: Mapping[str, ProfileTable]
+) -> None:  # fmt: skip
+    """Raise Refused unless this caller may have one more box like this one, which somebody with other rights made."""
+    if rights is UNBOUND:
+        return
+    asked = Spec(profile=spec.profile, user=spec.user, allow_private=spec.allow_private)
+    admitted(asked, rights, default, user_defined)
+    bounded = within(spec, profiles.resolve(spec.profile, user_defined), rights)
+    if bounded is spec:
+        return
+    cuts = [each for each in bounded.adjustments if each not in spec.adjustments]
+    raise Refused(
+        f"this key may not have a box like this: {', '.join(f'{each.field} {each.asked}' for each in cuts)}",
+        details={"field": cuts[0].field, "setting": f"rights.{rights.owner}"},
+        remedy="create a box of its own and copy the files, or have the server's operator raise the maxima or give "
+        f"the actions of {rights.place}",
+    )
+
+
 def cut_limits(limits: Limits, rights: Rights, cuts: list[Adjustment]) -> Limits:
     """Reduce limits to the maxima of these rights; what is reduced is added to `cuts`."""
     given: dict[str, Any] = {}

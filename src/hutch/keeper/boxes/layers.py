@@ -152,6 +152,8 @@ class LayerKeeper:
         With `kernel` they also have its Python kernels with their state. All of them or none.
         """
         rights.require(rights.current(), Action.CREATE)
+        config = self._keeper.config
+        rights.check_copy(live.record.spec, rights.current(), config.profile, config.profiles)
         if not 1 <= count <= MAX_FORKS:
             raise Invalid(f"{count} forks cannot be made at once", op="fork", remedy=f"ask for 1 to {MAX_FORKS}")
         if kernel and wanted:
