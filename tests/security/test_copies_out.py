@@ -121,6 +121,30 @@ async def test_a_copy_out_of_a_box_has_at_most_its_disk(tmp_path: Path) -> None:
             assert max_copy_bytes(box.spec, "t") == DISK_MB << 20 < max_copy_bytes(box.spec, "/usr")
 
 
+async def test_checkpoints_of_a_box_fill_no_disk(tmp_path: Path) -> None:
+    """Each checkpoint has a small file with many names, which fits the box's disk once and an export not at all. The
+    older ones stay behind, and the notes say so; those that fit are carried."""
+    many = "rm -rf t && mkdir t && head -c 1200000 /dev/urandom >t/0 && for i in 1 2 3 4 5 6 7; do ln t/0 t/$i; done"
+    with serving() as server:
+        async with Hutch(f"unix:{server.run}/server.sock") as hutch:
+            async with hutch.box(disk_mb=DISK_MB, memory_mb=128) as box:
+                for name in ("a", "b", "c", "d", "e"):
+                    made = await box.exec(many)
+                    assert made.ok, made.stderr
+                    await box.checkpoint(name)
+                await box.exec("rm -rf t; echo small >t")
+                most: list[int] = []
+                watching = asyncio.ensure_future(biggest(server.state / "spool", most))
+                moved = await box.export(tmp_path / "box.hutch")
+                watching.cancel()
+        assert max(most) <= 2 * (DISK_MB << 20) + OVERHEAD_BYTES, max(most)
+        assert any("checkpoints up to d are not carried" in note for note in moved.notes), moved.notes
+    async with Hutch(state_dir=str(tmp_path / "state")) as hutch:
+        copy = await hutch.import_box(tmp_path / "box.hutch")
+        assert [each.name for each in await copy.checkpoints()] == ["e"]
+        await copy.destroy()
+
+
 def test_what_is_no_archive_of_plain_files_is_refused() -> None:
     """Headers are checked as they come: kinds, sizes, counts, and the end."""
     import io

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from hutch.api import Box
-from hutch.errors import FileTooLarge, HutchError, NotRunnable, Unsupported
+from hutch.errors import FileTooLarge, HutchError, NotRunnable, QuotaExceeded, Unsupported
 from hutch.keeper.locks import run_uncancelled
 from hutch.model.layers import Checkpoint
 from hutch.model.record import Record
@@ -43,7 +43,11 @@ class CarriedCheckpoint(Record, frozen=True, kw_only=True):
 async def copy_out(
     box: Box, here: Path, places: Mapping[Tree, str], notes: list[str]
 ) -> tuple[CarriedCheckpoint, ...]:  # fmt: skip
-    """Copy the checkpoints that a caller has made to `here`, beside the present trees."""
+    """Copy the checkpoints that a caller has made to `here`, beside the present trees, the newest first.
+
+    All that is there has at most the size of the box's disk, and twice that while a checkpoint is copied: files with
+    many names would otherwise come out many times in each.
+    """
     try:
         every = await box.checkpoints()
     except Unsupported:
@@ -57,17 +61,19 @@ async def copy_out(
     if made and not box.spec.read_only_root:
         notes.append("of the checkpoints only workspace and home are carried")
     carried: list[CarriedCheckpoint] = []
-    newer = here
+    newer, most = here, box.spec.limits.disk_mb << 20
     for number in reversed(range(len(made))):
         target = here / DIRECTORY / str(number)
         try:
-            trees = await _copy_one(box, made[number], target, places)
+            trees = await _copy_one(box, made[number], target, places, most)
+            for tree in trees:
+                await run_uncancelled(asyncio.to_thread(_share, newer / tree, target / tree))
+            if await asyncio.to_thread(bytes_on_disk, here) > most:
+                raise QuotaExceeded("with it they have more than the box's disk can hold", op="export")
         except HutchError as error:
             notes.append(f"checkpoints up to {made[number].name or made[number].id} are not carried: {error.message}")
             await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
             return _renumbered(here, number + 1, carried)
-        for tree in trees:
-            await run_uncancelled(asyncio.to_thread(_share, newer / tree, target / tree))
         carried.insert(0, CarriedCheckpoint(name=made[number].name, created_at=made[number].created_at, trees=trees))
         newer = target
     return tuple(carried)
@@ -80,20 +86,38 @@ def _renumbered(here: Path, first: int, carried: list[CarriedCheckpoint]) -> tup
     return tuple(carried)
 
 
-async def _copy_one(box: Box, checkpoint: Checkpoint, target: Path, places: Mapping[Tree, str]) -> tuple[Tree, ...]:
+async def _copy_one(
+    box: Box, checkpoint: Checkpoint, target: Path, places: Mapping[Tree, str], most: int
+) -> tuple[Tree, ...]:
+    """Copy the trees of a checkpoint, together at most `most` bytes."""
     target.mkdir(parents=True)
     (fork,) = await box.fork(checkpoint=checkpoint.id)
     try:
         trees: list[Tree] = []
         for tree, place in places.items():
             if await fork.files.exists(place):
-                await fork.files.copy_out(place, target / tree, most=box.spec.limits.disk_mb << 20)
+                left = most - await asyncio.to_thread(bytes_on_disk, target)
+                await fork.files.copy_out(place, target / tree, most=max(0, left))
                 trees.append(tree)
         return tuple(trees)
     except (PermissionError, FileTooLarge) as error:
         raise HutchError(f"{error}", op="export") from error
     finally:
         await run_uncancelled(fork.destroy())
+
+
+def bytes_on_disk(directory: Path) -> int:
+    """Count what a tree takes. Holes of sparse files do not count, and a file with several names counts once."""
+    total, seen = 0, set[tuple[int, int]]()
+    for top, _, names in os.walk(directory):
+        for name in names:
+            facts = os.lstat(os.path.join(top, name))
+            if facts.st_nlink > 1:
+                if (facts.st_dev, facts.st_ino) in seen:
+                    continue
+                seen.add((facts.st_dev, facts.st_ino))
+            total += facts.st_blocks * 512
+    return total
 
 
 def _share(newer: Path, older: Path) -> None:

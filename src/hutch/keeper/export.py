@@ -263,14 +263,8 @@ async def _copy_out_tree(
 
 async def _bytes_left(box: Box, here: Path) -> int:
     """Return how many bytes of the box's disk size are not used by the parts copied so far."""
-    used = await asyncio.to_thread(_bytes_on_disk, here)
+    used = await asyncio.to_thread(checkpoint_history.bytes_on_disk, here)
     return max(0, (box.spec.limits.disk_mb << 20) - used)
-
-
-def _bytes_on_disk(directory: Path) -> int:
-    """Holes of sparse files do not count."""
-    found = (os.lstat(os.path.join(top, name)) for top, _, names in os.walk(directory) for name in names)
-    return sum(each.st_blocks * 512 for each in found)
 
 
 async def _copy_out_system(box: Box, here: Path, omissions: list[Omission]) -> list[Part]:
