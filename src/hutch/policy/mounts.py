@@ -46,17 +46,21 @@ _WINDOWS_TREES = (
 )  # fmt: skip
 
 _granted: ContextVar[tuple[str, ...]] = ContextVar("hutch_granted_mount_roots", default=())
+_read_only: ContextVar[tuple[str, ...]] = ContextVar("hutch_read_only_mount_trees", default=())
 
 
 @contextmanager
-def granted(*roots: str) -> Iterator[None]:
-    """Allow more roots within the context: for the files of an MCP server that an admin registered, and only for its
-    box. What is always refused stays refused."""
-    token = _granted.set((*_granted.get(), *roots))
+def granted(*roots: str, read_only: Sequence[str] = ()) -> Iterator[None]:
+    """Allow more roots within the context, such as the files of an MCP server that an admin registered, for its box.
+
+    Nothing of the trees `read_only` may be shown so that a box can write there. What is always refused stays refused.
+    """
+    tokens = _granted.set((*_granted.get(), *roots)), _read_only.set((*_read_only.get(), *read_only))
     try:
         yield
     finally:
-        _granted.reset(token)
+        _granted.reset(tokens[0])
+        _read_only.reset(tokens[1])
 
 
 def granted_roots() -> tuple[str, ...]:
@@ -167,6 +171,7 @@ class _Rules:
             )
         if mode is MountMode.RW:
             self._check_unwritable(source, real)
+            self._check_read_only(source, real)
         return CheckedMount(real=real, target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
 
     def _check_unwritable(self, source: str, real: str) -> None:
@@ -176,6 +181,11 @@ class _Rules:
                     source, f"a box that may write in it could change {file}, which configures Hutch",
                     "show it read-only (:ro), or keep the configuration elsewhere",
                 )  # fmt: skip
+
+    def _check_read_only(self, source: str, real: str) -> None:
+        for tree in _read_only.get():
+            if at_or_below(real, tree) or at_or_below(tree, real):
+                raise _refusal(source, f"boxes may only read {tree}", "show another directory, or this one read-only")
 
     def _check_kind(self, source: str, real: str, found: os.stat_result) -> None:
         if stat.S_ISREG(found.st_mode):

@@ -52,6 +52,9 @@ class Artifacts:
         self._roots = roots
         self._locks = KeyedLocks()
         """A lock for each workspace, so that a tree is copied once and the directory's limits hold."""
+        self.trees = tuple(f"{root}/{DIRECTORY}" for root in roots.paths)
+        """Where the trees of all workspaces lie. No box may write there, whatever path leads to it: a link in the place
+        of a workspace's directory would lead this server elsewhere."""
 
     async def directory(self, namespace: str, host_path: str) -> str:
         """Return the directory that a new box of the workspace shows; empty if its box could write there."""

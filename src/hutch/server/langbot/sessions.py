@@ -145,6 +145,7 @@ class Sessions:
     async def _create(self, caller: Caller, context: Context, physical: str, spec: BoxSpec, limits: Limits) -> Live:
         if len(await self.of_instance(caller, context.instance_uuid)) >= limits.max_sessions:
             raise BoxFailure("BoxCapacityExceededError", f"Box session capacity reached ({limits.max_sessions})")
+        rights.require(rights.current(), rights.Action.CREATE)  # Before directories are made for it.
         wanted = await self._wanted(caller, context, spec)
         labels = {
             f"{_LABEL}instance": context.instance_uuid,
@@ -158,7 +159,7 @@ class Sessions:
             if len(text) > _MAX_LABEL:
                 raise Invalid(f"{name} has more than {_MAX_LABEL} characters")
         try:
-            with granted(*self._roots.paths):
+            with granted(*self._roots.paths, read_only=self.artifacts.trees):
                 return await self.boxes.create(caller, _key(physical), wanted.but(labels=labels))
         except (NotFound, FileMissing) as error:  # The image, which is not to look like a missing session.
             raise Invalid(error.message, remedy=error.remedy) from error
@@ -201,7 +202,6 @@ class Sessions:
         try:
             await self._keeper.volumes.get(name, caller.owner)
         except NotFound:
-            rights.require(rights.current(), rights.Action.CREATE)
             with suppress(Conflict):  # Another session of the workspace may create it meanwhile.
                 await self._keeper.volumes.create(name, caller.owner)
         return name
