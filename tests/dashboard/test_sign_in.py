@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import sqlite3
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from hutch.server.dashboard.sign_ins import CACHE_SECONDS
+from hutch.server.dashboard.sign_ins import CACHE_SECONDS, MAX_SESSIONS
 from tests.dashboard.browsing import Visitor
 from tests.dashboard.sample import Sample
 from tests.server.serving import Client, Server, serving, until
@@ -109,17 +110,62 @@ def _change_role(server: Server, key_id: str) -> None:
 
 
 def test_links_work_once(server: Server) -> None:
-    """`hutch serve` and `hutch dashboard` print a link that signs in once; whoever comes second is refused."""
+    """`hutch dashboard` prints a link that signs in once; whoever comes second is refused."""
     command = [sys.executable, "-m", "hutch.cli.main", "dashboard", "--no-open"]
     environ = {**os.environ, "HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
-    for text in (told, server.log.read_text()):
-        found = re.search(r"(http://\S+)/sign-in#(\S+)", text)
-        assert found and found[1] == server.announcement["url"]
-        first = server.tcp().call("POST", "/v1/dashboard/session", {"code": found[2]})
-        assert (first.status, first.json()["role"]) == (200, "admin")
-        again = server.tcp().call("POST", "/v1/dashboard/session", {"code": found[2]})
-        assert (again.status, again.json()["code"]) == (401, "unauthenticated")
+    _signs_in_once(server, subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
+
+
+def _signs_in_once(server: Server, printed: str) -> None:
+    found = re.search(r"(http://\S+)/sign-in#(\S+)", printed)
+    assert found and found[1] == server.announcement["url"]
+    first = server.tcp().call("POST", "/v1/dashboard/session", {"code": found[2]})
+    assert (first.status, first.json()["role"]) == (200, "admin")
+    again = server.tcp().call("POST", "/v1/dashboard/session", {"code": found[2]})
+    assert (again.status, again.json()["code"]) == (401, "unauthenticated")
+
+
+def test_a_server_shows_its_link_in_a_terminal_only(server: Server) -> None:
+    """Whoever may read a server's log would be its admin for ten minutes after each start."""
+    assert "dashboard: http" in server.log.read_text() and "sign-in#" not in server.log.read_text()
+    shown = Server()
+    controller, terminal = pty.openpty()
+    environ = {**os.environ, "HUTCH_STATE_DIR": str(shown.state), "HUTCH_RUN_DIR": str(shown.run)}
+    command = [sys.executable, "-m", "hutch.cli.main", "serve", "--port", "0"]
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environ, stdin=nowhere, stdout=nowhere, stderr=terminal)
+    try:
+        printed = b""
+        while b"signs in once" not in printed:
+            printed += os.read(controller, 4096)
+        until((shown.state / "server.json").exists)
+        _signs_in_once(shown, printed.decode())
+    finally:
+        process.terminate()
+        process.wait()
+        os.close(controller)
+        os.close(terminal)
+        shown.close()
+
+
+def test_a_key_has_so_many_sessions_and_links_at_most(server: Server) -> None:
+    """Sessions are read from the store again and again, and links wait in memory: the oldest of the same key ends for
+    a new one, and nobody else's."""
+    other, _ = signed_in(server, server.key("user", "other"))
+    theirs = server.tcp(server.key("observer", "other")).good("POST", "/v1/dashboard/links", {})["path"]
+    key = server.key("observer", "greedy")
+    first, _ = signed_in(server, key)
+    for _ in range(MAX_SESSIONS):
+        last, _ = signed_in(server, key)
+        server.tcp(key).good("POST", "/v1/dashboard/links", {})
+    assert first.call("GET", "/v1/dashboard/session").status == 401
+    assert last.call("GET", "/v1/dashboard/session").status == 200
+    assert other.call("GET", "/v1/dashboard/session").status == 200
+    with sqlite3.connect(server.state / "hutch.db") as store:
+        sessions = [json.loads(body) for (body,) in store.execute("SELECT body FROM notes WHERE kind = 'sign_in'")]
+    assert sum(each["owner"] == "greedy" for each in sessions) == MAX_SESSIONS
+    code = theirs.partition("#")[2]
+    assert server.tcp().call("POST", "/v1/dashboard/session", {"code": code}).status == 200
 
 
 def test_pages_carry_the_policy(sample: Sample) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,10 +133,7 @@ async def _serve(
         state = await _ready_state(service, str(path), url, first_key)
         _report_state(state, report)
         if url:
-            link = service.sign_ins.create_link(LOCAL)
-            report(
-                f"dashboard: {announcement.browser_url(url)}{link_path(link.code)} (signs in once, within 10 minutes)"
-            )
+            report(f"dashboard: {_dashboard_link(service, announcement.browser_url(url))}")
         running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
         for server, _ in servers:
             await server.ready.wait()
@@ -250,6 +248,13 @@ def _check_stdin(stop_requested: asyncio.Event) -> None:
         return
     asyncio.get_running_loop().remove_reader(0)
     stop_requested.set()
+
+
+def _dashboard_link(service: Service, url: str) -> str:
+    """Return a link that signs in, for a person who looks on; a log, which others may read, gets none."""
+    if not sys.stderr.isatty():
+        return f"{url} (`hutch dashboard` opens it, signed in)"
+    return f"{url}{link_path(service.sign_ins.create_link(LOCAL).code)} (signs in once, within 10 minutes)"
 
 
 async def _create_first_key(service: Service, report: Report) -> str:

@@ -20,8 +20,10 @@ from hutch.model.record import Record
 KIND = "sign_in"
 SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 600.0
-MAX_LINKS = 200
-"""Links that wait to be used; the oldest makes room for a new one."""
+MAX_LINKS = 20
+"""Links of one key that wait to be used; the oldest makes room for a new one."""
+MAX_SESSIONS = 64
+"""Sessions of one key; the oldest ends for a new one, because all sessions are read again and again."""
 CACHE_SECONDS = 1.0
 """A session that another process ended stops working after this many seconds."""
 CSRF_HEADER = "hutch-csrf"
@@ -73,10 +75,13 @@ class SignIns:
 
     def create_link(self, key: Key) -> Link:
         """Return a code that signs a browser in as this key, once, within minutes."""
-        code, expires_at = secrets.token_urlsafe(24), time.time() + LINK_SECONDS
+        now = time.time()
+        self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
+        mine = [digest for digest, (of, _) in self._links.items() if of.id == key.id]
+        if len(mine) >= MAX_LINKS:
+            del self._links[mine[0]]
+        code, expires_at = secrets.token_urlsafe(24), now + LINK_SECONDS
         self._links[_digest(code)] = (key, expires_at)
-        while len(self._links) > MAX_LINKS:
-            del self._links[next(iter(self._links))]
         return Link(code=code, expires_at=expires_at)
 
     async def redeem(self, code: str) -> Opened:
@@ -94,7 +99,7 @@ class SignIns:
 
     async def open(self, key: Key) -> Opened:
         """Open a session of this key."""
-        await self._drop_expired()
+        await self._make_room(key.id)
         session_id, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
         made = SignIn(
             id=session_id, digest=_digest(secret), key_id=key.id, role=key.role, owner=key.owner, created_at=now,
@@ -141,9 +146,15 @@ class SignIns:
         self._known = {session_id: SignIn.from_json(body) for session_id, body in notes.items()}
         self._read_at = begun
 
-    async def _drop_expired(self) -> None:
+    async def _make_room(self, key_id: str) -> None:
+        """End expired sessions, and the oldest of a key that has as many as it may have."""
         await self._read()
         for found in [each for each in self._known.values() if each.expires_at < time.time()]:
+            await self.end(found.id)
+        mine = sorted(
+            (each for each in self._known.values() if each.key_id == key_id), key=lambda each: each.created_at
+        )
+        for found in mine[: max(0, len(mine) - MAX_SESSIONS + 1)]:
             await self.end(found.id)
 
 
