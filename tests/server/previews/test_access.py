@@ -1,5 +1,6 @@
 """Who reaches a preview: tokens, cookies, public previews, revocation, and pages of other origins."""
 
+import json
 import time
 from collections.abc import Iterator
 from http.client import IncompleteRead
@@ -35,6 +36,16 @@ def test_a_first_visit_turns_the_token_into_a_cookie_of_that_origin(preview: Pre
     seen = preview.echo("/echo?a=1&b=2", Hutch_Preview="", Cookie=f"own=1; {cookie.split(';')[0]}; other=2")
     assert seen["target"] == "/echo?a=1&b=2"
     assert seen["headers"]["cookie"] == "own=1; other=2"
+
+
+def test_a_link_of_another_page_brings_no_cookie(preview: Preview) -> None:
+    """Any page can lead a visitor to the preview, with what it likes in the address: that neither takes the visitor's
+    cookie away nor widens it, and the box does not see it."""
+    mine = f"hutch_preview={preview.token}"
+    for planted in ("nonsense", "x;Domain=localhost", "x;Max-Age=0"):
+        with preview.open("GET", f"/echo?hutch_preview={planted}&a=1", Accept=HTML, Cookie=mine) as answer:
+            assert answer.status == 200 and "set-cookie" not in answer.headers, (planted, answer.headers)
+            assert json.loads(answer.read())["target"] == "/echo?a=1"
 
 
 def test_a_program_may_show_the_token_each_time(preview: Preview) -> None:

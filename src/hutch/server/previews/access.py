@@ -85,6 +85,10 @@ class AccessTable:
         """Return the text that opens a grant which is not public."""
         return f"{grant.id}.{self._mac(grant)}"
 
+    def is_token_of(self, grant: Grant, token: str) -> bool:
+        """Whether this text is the one that opens the grant."""
+        return hmac.compare_digest(self.token(grant).encode(), token.encode("utf-8", "replace"))
+
     def _mac(self, grant: Grant) -> str:
         signed = f"{grant.id}\0{grant.box_id}\0{grant.port}\0{grant.expires_at!r}".encode()
         return blake2b(signed, key=self._key, digest_size=_MAC_BYTES).hexdigest()

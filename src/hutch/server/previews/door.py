@@ -157,7 +157,10 @@ class PreviewDoor:
     async def _redirected(self, scope: Scope, headers: dict[str, str], grant: Grant, live: Live, send: Send) -> bool:
         """Turn the token of a browser's first visit into a cookie; programs may go on with the token as it is."""
         token = _query_token(scope)
-        if not token or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return False
+        # Only the token that let the visitor in may become its cookie: another page chooses what is in a link.
+        if not self._previews.access.is_token_of(grant, token):
             return False
         if "text/html" not in headers.get("accept", ""):
             return False
