@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_a_repeated_request_makes_one_app(server: Server) -> None:
     assert (first["box_id"], first["job"]) == (second["box_id"], second["job"])
     assert len(client.good("GET", "/v1/apps")["apps"]) == 1
     client.good("DELETE", f"/v1/boxes/{first['box_id']}?force=true")
+
+
+def test_two_requests_at_once_make_one_app(server: Server) -> None:
+    """The second of two requests with one key waits for the first. It took the first one's app for a failure of its
+    own, and ended it."""
+    client = server.tcp(server.key("user", "at-once"), idempotency_key="twice")
+    body = {"template": "static", "spec": {"memory_mb": 128}}
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: client.good("POST", "/v1/apps", body), range(4)))
+    (box,) = {each["box_id"] for each in made}
+    assert [each["box_id"] for each in client.good("GET", "/v1/apps")["apps"]] == [box]
+    client.good("DELETE", f"/v1/boxes/{box}?force=true")
 
 
 def test_a_box_without_the_programs_says_so(server: Server) -> None:

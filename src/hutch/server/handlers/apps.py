@@ -1,5 +1,6 @@
 """App boxes over HTTP. An app is its box: previews, files, jobs and its end are the box's own routes."""
 
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import msgspec
@@ -11,14 +12,18 @@ from hutch.errors import Invalid
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.observe import ObservedBox
 from hutch.keeper.access.views import box_info
+from hutch.keeper.locks import KeyedLocks
 from hutch.model.apps import AppInfo, TemplateInfo
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
+from hutch.model.spec import Spec
 from hutch.server.access import check_owner, using
 from hutch.server.handlers.sessions import parse_spec
 from hutch.server.request import Call, Reply
 
 MAX_LINES = 2000
+_creating = KeyedLocks()
+"""A lock for each idempotency key whose app is being created."""
 
 
 class NewApp(Record, frozen=True, kw_only=True):
@@ -76,6 +81,13 @@ async def create(call: Call, body: NewApp) -> Reply:
         raise Invalid("Idempotency-Key has at most 200 characters", op="create")
     key = f"app:{key}" if key else ""  # An ordinary box of the same key does not become an app.
     spec = parse_spec(app.box_arguments(template, body.name, body.port, body.spec))
+    # Of two requests with one key the second would take the first's app for its own failure, and end it.
+    async with _creating.lock(caller.owner, key) if key else nullcontext():
+        return await _create(call, body, template, spec, key)
+
+
+async def _create(call: Call, body: NewApp, template: Template, spec: Spec, key: str) -> Reply:
+    caller = call.caller
     exists = bool(key) and await call.keeper.store.by_key(caller.owner, key) is not None
     record = await call.keeper.creations.create(spec, session=caller.session, owner=caller.owner, key=key)
     call.params = {"box": record.id}
