@@ -74,7 +74,10 @@ class Service:
         self.metrics.held = self.budget.usage
         self.operations = Operations(self.budget)
         self.spool = Spool(self.config.state_dir / "spool")
-        self.connections = Connections(self.config.server.max_connections, descriptors())
+        self.connections = Connections(
+            self.config.server.max_connections, descriptors(), unfinished_per_owner=self.budget.small.per_key,
+            unfinished=self.budget.small.total,
+        )  # fmt: skip
         self.presence = Presence()
         self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()

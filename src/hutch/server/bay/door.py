@@ -10,7 +10,7 @@ from hutch.model.record import encode_json
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
 from hutch.server.bay.history import Filter
-from hutch.server.bay.http import HttpDoor, Route, receive_upload
+from hutch.server.bay.http import HttpDoor, Route, read_whole, receive_upload
 from hutch.server.bay.idempotency import IdempotentReplies
 from hutch.server.bay.paths import WORKSPACE, workspace_path
 from hutch.server.bay.records import (
@@ -221,7 +221,7 @@ class BayDoor(HttpDoor):
     async def _read(self, call: Call, query: PathQuery) -> Reply:
         place = workspace_path(query.path)
         async with self._sandboxes.use(call.caller, call.params["sandbox"]) as box:
-            return Reply({"content": await box.files.read_text(place)})
+            return Reply({"content": (await read_whole(box, place)).decode("utf-8", "replace")})
 
     async def _write(self, call: Call, body: WriteFile) -> Reply:
         place = workspace_path(body.path)

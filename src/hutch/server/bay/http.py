@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from hutch.errors import HutchError, Invalid, NotFound
+from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle
 from hutch.logs import current_operation, log
@@ -21,8 +21,11 @@ from hutch.server.handlers.receipts import who_of
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Reply, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
+from hutch.server.wire import PIECE_BYTES
 
 MAX_FIELD_BYTES = 16 << 10
+MAX_SHOWN_BYTES = 4 << 20
+"""Most bytes of a file that is read as text; a larger one is downloaded."""
 
 Handler = Callable[..., Awaitable[Reply]]
 
@@ -164,6 +167,8 @@ async def send_reply(send: Send, call: Call, reply: Reply) -> None:
         await send({"type": "http.response.body", "body": b""})
         return
     data = reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else encode_json(reply.body)
+    if len(data) > PIECE_BYTES and call.account is not None:
+        call.account.take(len(data))
     if reply.status != 204:
         headers["content-length"] = str(len(data))
     await _start(send, reply.status, headers)
@@ -173,6 +178,17 @@ async def send_reply(send: Send, call: Call, reply: Reply) -> None:
 async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:
     listed = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": listed})
+
+
+async def read_whole(box: BoxHandle, place: str) -> bytes:
+    """Read a file that is shown as text in JSON, which can take six times as much."""
+    data = await box.files.read(place, limit=MAX_SHOWN_BYTES + 1)
+    if len(data) > MAX_SHOWN_BYTES:
+        raise FileTooLarge(
+            f"the file has more than the {MAX_SHOWN_BYTES >> 20} MB that are shown as text", op="read",
+            remedy="download it",
+        )  # fmt: skip
+    return data
 
 
 async def receive_upload(

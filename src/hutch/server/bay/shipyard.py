@@ -26,7 +26,7 @@ from hutch.model.spec import Spec
 from hutch.model.state import State
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
-from hutch.server.bay.http import HttpDoor, Route, receive_upload
+from hutch.server.bay.http import HttpDoor, Route, read_whole, receive_upload
 from hutch.server.bay.paths import InvalidPath, workspace_path
 from hutch.server.bay.records import time_of
 from hutch.server.error_status import status_of
@@ -265,7 +265,7 @@ async def _write(box: BoxHandle, asked: FilePayload) -> dict[str, Any]:
 
 async def _read(box: BoxHandle, asked: FilePayload) -> dict[str, Any]:
     place = workspace_path(asked.path)
-    data = await box.files.read(place)
+    data = await read_whole(box, place)
     text = data.decode(_encoding(asked), "replace")
     if asked.offset is not None or asked.limit is not None:
         first = max(0, (asked.offset or 1) - 1)

@@ -8,7 +8,7 @@ import asyncio
 import math
 import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,7 +85,7 @@ async def serve_client_stream(request: Request, method: ClientStream) -> Answer:
     """Read messages as they arrive, and answer with one and the end of the stream."""
     limit = request.call.service.config.server.max_upload_mb << 20
     try:
-        async with aclosing(read_messages(request.call.pieces(limit), method.takes)) as messages:
+        async with aclosing(read_messages(request, limit, method.takes)) as messages:
             body = envelope(await method.handler(request, messages)) + envelope({}, END)
     except HutchError as error:
         body = envelope({"error": {"code": _code(error), "message": text_of(error)}}, END)
@@ -121,17 +121,23 @@ async def serve_stream(request: Request, send: Send, method: ServerStream) -> No
 
 
 async def _read_only_message(request: Request, kind: type[T]) -> T:
-    messages = [each async for each in read_messages(request.call.pieces(MAX_ENVELOPE + _HEAD.size), kind)]
-    if len(messages) != 1:
-        raise Invalid(f"this call takes one message, not {len(messages)}")
-    return messages[0]
+    message: T | None = None
+    async with aclosing(read_messages(request, MAX_ENVELOPE + _HEAD.size, kind)) as messages:
+        async for each in messages:
+            if message is not None:
+                raise Invalid("this call takes one message, not several")
+            message = each
+    if message is None:
+        raise Invalid("this call takes one message, not none")
+    return message
 
 
-async def read_messages(pieces: AsyncIterator[bytes], kind: type[T]) -> AsyncGenerator[T, None]:
-    """Yield the messages of a stream as they arrive."""
+async def read_messages(request: Request, limit: int, kind: type[T]) -> AsyncGenerator[T, None]:
+    """Yield the messages of a stream as they arrive. What is held of them counts as the caller's."""
     buffer = bytearray()
-    async for piece in pieces:
+    async for piece in request.call.pieces(limit):
         buffer += piece
+        request.account.take(len(piece))
         while len(buffer) >= _HEAD.size:
             flags, size = _HEAD.unpack_from(buffer)
             if flags & 1:
@@ -144,6 +150,7 @@ async def read_messages(pieces: AsyncIterator[bytes], kind: type[T]) -> AsyncGen
             del buffer[: _HEAD.size + size]
             if not flags & END:
                 yield parse(data, kind)
+            request.account.give(_HEAD.size + size)
     if buffer:
         raise Invalid("the request ends in the middle of a message")
 

@@ -83,17 +83,18 @@ class E2BDoor:
         call = Call(self._service, ANONYMOUS, scope, receive, {})
         call.op = f"e2b {scope['method']} {scope['path']}"[:200]
         try:
-            request = Request(call, scope, self._sandboxes)
-            answer = await self._serve(request, scope, receive, starting)
-        except HutchError as error:
-            answer = self._refused(call, error)
+            try:
+                request = Request(call, scope, self._sandboxes)
+                answer = await self._serve(request, scope, receive, starting)
+            except HutchError as error:
+                answer = self._refused(call, error)
+            if scope["type"] == "websocket" and not started:
+                await send({"type": "websocket.close", "code": 1008})
+            elif answer is not None and not started:  # A stream that failed is cut: nobody takes it for complete.
+                await _send_answer(send, answer)
         finally:
             if call.account is not None:
                 call.account.close()
-        if scope["type"] == "websocket" and not started:
-            await send({"type": "websocket.close", "code": 1008})
-        elif answer is not None and not started:  # A stream that failed is cut, so that nobody takes it for complete.
-            await _send_answer(send, answer)
 
     def _refused(self, call: Call, error: HutchError) -> Answer:
         status = status_of(error)
@@ -173,7 +174,9 @@ class E2BDoor:
     async def _authenticate_token(self, request: Request) -> None:
         """Authenticate a data-plane request by the sandbox's token, which acts for the key that it was given to."""
         token = request.call.header("x-access-token")
-        request.sandbox = request.sandbox or self._owner_of(token)
+        if not request.sandbox:
+            self._auth.count_anonymous(request.client)  # Looking through all sandboxes costs something.
+            request.sandbox = self._owner_of(token)
         key_id = self._sandboxes.tokens.key_of(request.sandbox, token)
         await self._act_for(request, key_id)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -36,6 +36,10 @@ _HEAD: Message = {
 }  # fmt: skip
 
 Line = dict[str, Any]
+Lines = asyncio.Queue[tuple[Line, int] | BaseException | None]
+"""Lines with about how many bytes of memory they take."""
+JSON_COST = 4
+"""Bytes of memory that a byte of JSON takes when it was parsed."""
 
 
 class ExecuteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,7 +145,7 @@ async def _execute(request: Request, send: Send) -> None:
 
 async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
     """Send lines as they come. An error before the first of them still gets its own status."""
-    queue: asyncio.Queue[Line | BaseException | None] = asyncio.Queue(_QUEUED)
+    queue: Lines = asyncio.Queue(_QUEUED)
     run = asyncio.ensure_future(_run(request, body, queue))
     try:
         line = await _next_line(request, queue)
@@ -155,7 +159,7 @@ async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
         await asyncio.wait({run})
 
 
-async def _next_line(request: Request, queue: "asyncio.Queue[Line | BaseException | None]") -> Line | None:
+async def _next_line(request: Request, queue: Lines) -> Line | None:
     """Return the next line, a keepalive after a silence, or None at the end."""
     try:
         async with asyncio.timeout(KEEPALIVE_SECONDS):
@@ -164,22 +168,27 @@ async def _next_line(request: Request, queue: "asyncio.Queue[Line | BaseExceptio
         return {"type": "keepalive"}
     if isinstance(found, BaseException):
         raise found
-    return found
+    if found is None:
+        return None
+    line, size = found
+    request.account.give(size)
+    return line
 
 
-async def _run(request: Request, body: ExecuteBody, queue: "asyncio.Queue[Line | BaseException | None]") -> None:
+async def _run(request: Request, body: ExecuteBody, queue: Lines) -> None:
     try:
         async with request.using() as box:
             await request.sandboxes.sudo.ensure(box)
             async with aclosing(_lines(box, body)) as lines:
-                async for line in lines:
-                    await queue.put(line)
+                async for line, size in lines:
+                    request.account.take(size)  # Given back when it is taken from the queue.
+                    await queue.put((line, size))
         await queue.put(None)
     except Exception as error:  # The boundary of the task: whoever reads the queue reports it.
         await queue.put(error)
 
 
-async def _lines(box: BoxHandle, body: ExecuteBody) -> AsyncGenerator[Line, None]:
+async def _lines(box: BoxHandle, body: ExecuteBody) -> AsyncGenerator[tuple[Line, int], None]:
     kernel = body.context_id or ""
     if kernel in _DEFAULTS:
         await _with_default(box, kernel)
@@ -188,7 +197,7 @@ async def _lines(box: BoxHandle, body: ExecuteBody) -> AsyncGenerator[Line, None
     async with aclosing(pieces):
         async for piece in pieces:
             for line in _lines_of(piece):
-                yield line
+                yield line, _size(piece)
 
 
 def _lines_of(piece: CodePiece) -> list[Line]:
@@ -218,7 +227,8 @@ def _shown(display: Display) -> Line:
     for mime, value in display.data.items():
         decoded: object = value
         if mime.endswith("json"):
-            decoded = msgspec.json.decode(value)
+            with suppress(msgspec.DecodeError, RecursionError):  # The code may call anything JSON; else it is text.
+                decoded = msgspec.json.decode(value)
         name = _NAMES.get(mime)
         if name is None:
             extra[mime] = decoded
@@ -229,6 +239,12 @@ def _shown(display: Display) -> Line:
         else:
             line[name] = decoded
     return line | {"extra": extra} if extra else line
+
+
+def _size(piece: CodePiece) -> int:
+    if piece.display is None:
+        return len(piece.text)
+    return sum(len(value) * (JSON_COST if mime.endswith("json") else 1) for mime, value in piece.display.data.items())
 
 
 def _unquoted(text: str) -> str:

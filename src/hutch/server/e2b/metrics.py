@@ -46,9 +46,10 @@ async def measure(box: BoxHandle, created_at: float) -> Metric:
     """Measure a running sandbox. Its use of CPUs is the average since its creation."""
     usage, measured = await box.usage(), await box.exec(_MEASURE, timeout=10.0)
     pages, _, disk = measured.stdout.partition("\n\n")
-    resident = sum(int(fields[1]) for line in pages.splitlines() if len(fields := line.split()) == 7)
+    # The programs are the box's own, so they may print anything.
+    resident = sum(_number(fields[1]) for line in pages.splitlines() if len(fields := line.split()) == 7)
     fields = disk.strip().splitlines()[-1].split() if disk.strip() else []
-    total_kb, used_kb = (int(fields[1]), int(fields[2])) if len(fields) >= 3 and fields[1].isdigit() else (0, 0)
+    total_kb, used_kb = (_number(fields[1]), _number(fields[2])) if len(fields) >= 3 else (0, 0)
     limits, now = box.spec.limits, time.time()
     busy = usage.cpu_user_sec + usage.cpu_system_sec
     return Metric(
@@ -57,6 +58,10 @@ async def measure(box: BoxHandle, created_at: float) -> Metric:
         cpu_used_pct=round(100 * busy / max(0.001, now - created_at), 2), mem_used=resident * _PAGE,
         mem_total=limits.memory_mb << 20, mem_cache=0, disk_used=used_kb << 10, disk_total=total_kb << 10,
     )  # fmt: skip
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else 0
 
 
 def _seconds(request: Request, name: str) -> int | None:

@@ -21,6 +21,7 @@ from hutch.server.e2b.errors import NotRunning
 from hutch.server.e2b.labels import TEMPLATE, resumes_by_itself
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.request import Call, Scope
+from hutch.server.state.budget import Account
 
 T = TypeVar("T")
 
@@ -141,6 +142,12 @@ class Request:
         if path == "~" or path.startswith("~/"):
             path = home + path[1:]
         return posixpath.normpath(posixpath.join(home, path))
+
+    @property
+    def account(self) -> Account:
+        """What counts the bytes that are held for this request, which was admitted."""
+        assert self.call.account is not None
+        return self.call.account
 
     # --- the body --------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 _PIECE = 256 << 10
 _METADATA = "x-metadata-"
 MAX_METADATA_BYTES = 4096
+WRITTEN_BYTES = 500
+"""What the description of a written file takes in memory, besides its names."""
 
 
 async def serve(request: Request, send: Send) -> Answer | None:
@@ -141,6 +143,7 @@ async def _write(
     if not name:
         raise Invalid("the file has no path: give the query parameter path, or a filename of the part")
     path = request.resolve(name)
+    request.account.take(WRITTEN_BYTES + 2 * len(path))  # The answer lists every file of the body.
     pieces = ReplayedPieces(content)
     await on_files(
         request,

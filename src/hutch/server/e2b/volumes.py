@@ -25,7 +25,7 @@ from hutch.model.spec import VOLUME, NetworkMode, Spec, Workspace
 from hutch.policy.rights import Action, require
 from hutch.server.e2b import labels
 from hutch.server.e2b.errors import Answer
-from hutch.server.e2b.filesystem import rfc3339
+from hutch.server.e2b.filesystem import encoded, rfc3339
 from hutch.server.e2b.requests import Request
 from hutch.server.e2b.transfers import decoded, send_file
 from hutch.server.request import Send
@@ -199,11 +199,8 @@ async def _list(request: Request, files: GuardedFiles, path: str) -> Answer:
         raise Invalid(f"depth is a number from 1 to {MAX_DEPTH}")
     if (await files.entry(path)).kind is not FileKind.DIRECTORY:
         raise Invalid(f"{path.removeprefix(TOP)} is not a directory")
-    entries = []
-    async for entry in files.entry_rows(path, int(depth)):
-        entries.append(_described(entry))
-        if len(entries) > MAX_ENTRIES:
-            raise Invalid(f"the directory holds more than {MAX_ENTRIES} entries", remedy="ask for a smaller depth")
+    rows = files.entry_rows(path, int(depth))
+    entries = await encoded(request, (_described(entry) async for entry in rows), MAX_ENTRIES)
     return Answer(200, encode_json(entries), _JSON)
 
 

@@ -77,7 +77,9 @@ class Watcher:
         self._request = request
         self._message = message
         self._path = request.resolve(message.path)
-        self._changes: deque[Change] = deque(maxlen=MAX_EVENTS)
+        self._changes: deque[Change] = deque()
+        # They are held between requests, so no request's account can count them.
+        self._account = request.call.service.budget.account(request.call.caller.key_id)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(request.sandboxes.streams.run(request.sandbox, self._collect()))
         self._task.add_done_callback(self._ended)
@@ -88,9 +90,25 @@ class Watcher:
             async with files.watch(self._path, recursive=self._message.recursive, attributes=True) as changes:
                 self._ready.set_result(None)
                 async for change in changes:
-                    self._changes.append(change)
+                    self._keep(change)
+
+    def _keep(self, change: Change) -> None:
+        """Add a change. The oldest go while there are too many, or more bytes than the key may have held for it."""
+        while len(self._changes) >= MAX_EVENTS:
+            self._account.give(_size(self._changes.popleft()))
+        while True:
+            try:
+                self._account.take(_size(change))
+            except QuotaExceeded:
+                if not self._changes:
+                    return
+                self._account.give(_size(self._changes.popleft()))
+            else:
+                self._changes.append(change)
+                return
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._account.close()
         error = None if task.cancelled() else task.exception()
         if not self._ready.done():
             self._ready.set_exception(error or NotFound("the watcher was removed"))
@@ -113,11 +131,16 @@ class Watcher:
             await asyncio.sleep(0)
             changes = tuple(self._changes)
             self._changes.clear()
+            self._account.give(sum(map(_size, changes)))
             events = [await _event(files, self._path, each, entries=self._message.include_entry) for each in changes]
         return [event for event in events if event is not None]
 
     def close(self) -> None:
         self._task.cancel()
+
+
+def _size(change: Change) -> int:
+    return 200 + len(change.path)
 
 
 class Watchers:

@@ -26,6 +26,8 @@ MAX_ANONYMOUS = 1024
 ACCEPTED_AT_ONCE = 64
 """Connections that each listening socket accepts in one turn of the event loop. They are counted only afterwards, so
 this is fewer than the reserved descriptors."""
+SMALL_MESSAGE = 64 << 10
+"""Messages of WebSockets of at most this size are not counted while they arrive."""
 MIN_READ_RATE = 16 << 10
 """Bytes per second that a client must read on average."""
 
@@ -56,6 +58,7 @@ class Connection:
         "busy",
         "owner",
         "transport",
+        "unfinished",
     )
 
     def __init__(self, transport: "CorkedTransport", loop: asyncio.AbstractEventLoop, timeout: float) -> None:
@@ -65,6 +68,8 @@ class Connection:
         """The owner of the key that it has shown, or the grant of a preview; empty while it is anonymous."""
         self.busy: Callable[[], bool] = lambda: True
         """Tells whether a request is being answered on it."""
+        self.unfinished = 0
+        """Bytes of a WebSocket message that has not ended, as they are counted."""
         self._loop = loop
         self._timeout = timeout
         self._waited = 0.0
@@ -109,7 +114,10 @@ class Connection:
 class Connections:
     """All connections of one server, on its Unix socket and on TCP."""
 
-    def __init__(self, max_connections: int, descriptors: int) -> None:
+    def __init__(
+        self, max_connections: int, descriptors: int, *, unfinished_per_owner: int = 0, unfinished: int = 0
+    ) -> None:  # fmt: skip
+        """The last two bound the bytes of WebSocket messages that have not ended; 0 for no bound."""
         reserved = min(RESERVED_DESCRIPTORS, descriptors // 4)
         self._descriptor_limit = descriptors - reserved
         self._max = max_connections or self._descriptor_limit
@@ -121,6 +129,9 @@ class Connections:
         self._known: dict[str, dict[Connection, None]] = {}
         """Authenticated connections by owner, oldest first."""
         self.anonymous = self.known = 0
+        self._max_unfinished_per_owner, self._max_unfinished = unfinished_per_owner, unfinished
+        self._unfinished: dict[str, int] = {}
+        """Bytes of WebSocket messages that have not ended, by owner or address."""
 
     def opened(self, connection: Connection, descriptor: int) -> None:
         """Count a new, anonymous connection; it is closed at once if every other connection is busy."""
@@ -153,12 +164,33 @@ class Connections:
         """Move the connection from the anonymous ones to those of the owner."""
         if not self._remove(connection):
             return  # It was closed meanwhile.
+        unfinished = connection.unfinished
+        self._count_unfinished(connection, 0)
         connection.owner = owner
+        self._count_unfinished(connection, unfinished)
         self._known.setdefault(owner, {})[connection] = None
         self.known += 1
 
+    def hold_message(self, connection: Connection, size: int) -> bool:
+        """Count the bytes of a message that has not ended; False if too many are held. Small ones are free."""
+        self._count_unfinished(connection, size if size > SMALL_MESSAGE else 0)
+        whose = connection.owner or connection.address
+        per_owner, total = self._max_unfinished_per_owner, self._max_unfinished
+        return not connection.unfinished or (
+            (not per_owner or self._unfinished[whose] <= per_owner)
+            and (not total or sum(self._unfinished.values()) <= total)
+        )
+
+    def _count_unfinished(self, connection: Connection, size: int) -> None:
+        whose = connection.owner or connection.address
+        held = self._unfinished.pop(whose, 0) + size - connection.unfinished
+        if held:
+            self._unfinished[whose] = held
+        connection.unfinished = size
+
     def closed(self, connection: Connection) -> None:
         connection.was_read()
+        self._count_unfinished(connection, 0)
         self._remove(connection)
 
     def _remove(self, connection: Connection) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 
 from hutch.keeper.boxes.records import LOCAL_OWNER
@@ -23,6 +24,8 @@ MAX_UNREAD_BODY_BYTES = 64 << 10
 """Body bytes that may wait for the application before the protocol stops reading from the socket."""
 CORK_BYTES = 64 << 10
 """Writes smaller than this are joined with the head; larger ones are sent without a copy."""
+TRY_AGAIN_LATER = 1013
+"""The close code of a WebSocket whose message the server has no memory for."""
 _UNIQUE_HEADERS = (b"host", b"authorization", b"hutch-key", b"origin")
 """Headers that decide about access: with two of them, the decision would depend on which one is read."""
 _REFUSALS = {
@@ -173,11 +176,44 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     connection: Connection
     all_connections: Connections
+    received = 0
+    """Bytes that have arrived since the last whole message."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.connection = cast(CorkedTransport, transport).connection
         self.connection.busy = lambda: True
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        super().data_received(data)
+        if not self.close_sent and not self.all_connections.hold_message(self.connection, self.received):
+            self.conn.fail(TRY_AGAIN_LATER, "too many unfinished messages")
+            self.handle_parser_exception()
+
+    def handle_cont(self, event: Frame) -> None:
+        # One buffer that grows: a list takes far more memory than the many tiny fragments that it may hold.
+        whole = self.frames[0] if isinstance(self.frames[0], bytearray) else bytearray(self.frames[0])
+        whole += event.data
+        self.frames = [bytes(whole) if event.fin else whole]  # type: ignore[list-item]
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        self._between_messages()
+        super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        self._between_messages()
+        super().handle_pong(event)
+
+    def _between_messages(self) -> None:
+        if not self.frames:
+            self.received = 0
+
+    def send_receive_event_to_app(self) -> None:
+        self.received = 0
+        super().send_receive_event_to_app()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.all_connections.closed(self.connection)

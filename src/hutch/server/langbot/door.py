@@ -130,7 +130,7 @@ class LangBotDoor:
                     f"langbot {name}", status_of(code) if code else 200, time.monotonic() - started
                 )
 
-        channel = Channel(socket, run, self._service)
+        channel = Channel(socket, run, self._service, account)
         self._channels.add(channel)
         try:
             await channel.serve()
@@ -174,10 +174,11 @@ class LangBotDoor:
 class Channel:
     """One control connection: requests run at the same time, and their answers come in any order."""
 
-    def __init__(self, socket: Socket, run: Run, service: Service) -> None:
+    def __init__(self, socket: Socket, run: Run, service: Service, account: Account) -> None:
         self._socket = socket
         self._run = run
         self._service = service
+        self._account = account
         self._running: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
         """Held while a frame is sent: a large one is written in several steps."""
@@ -211,7 +212,12 @@ class Channel:
             busy = HutchError(f"Runtime connection is busy (max {MAX_ACTIONS} concurrent actions)")
             await self._send(refusal(request.seq_id, busy))
             return
-        task = asyncio.create_task(self._answer(request))
+        try:
+            self._account.take(len(frame))
+        except HutchError as error:
+            await self._send(refusal(request.seq_id, error))
+            return
+        task = asyncio.create_task(self._answer(request, len(frame)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -222,8 +228,12 @@ class Channel:
         if seq_id is not None:
             await self._send(refusal(seq_id, Invalid(f"not a valid request: {error}")))
 
-    async def _answer(self, request: Request) -> None:
-        await self._send(await self._run(request))
+    async def _answer(self, request: Request, size: int) -> None:
+        """Run a request, whose `size` bytes are held until it has been answered."""
+        try:
+            await self._send(await self._run(request))
+        finally:
+            self._account.give(size)
 
     async def _send(self, frame: str) -> None:
         try:

@@ -103,7 +103,7 @@ class InnerSocket:
         self._protocol = ClientProtocol(uri, subprotocols=subprotocols, max_size=MAX_FRAME_BYTES)
         self._request_headers = request_headers(scope["headers"], visit, websocket=True)
         self._events: list[Any] = []
-        self._partial: list[bytes] = []
+        self._partial = bytearray()
         self._is_text = False
         self._writing = asyncio.Lock()
         """Held while the bytes of one frame are sent, because pongs are sent beside messages."""
@@ -163,9 +163,9 @@ class InnerSocket:
                     continue
                 if frame.opcode is not Opcode.CONT:
                     self._is_text = frame.opcode is Opcode.TEXT
-                self._partial.append(bytes(frame.data))
+                self._partial += frame.data
                 if frame.fin:
-                    whole, self._partial = b"".join(self._partial), []
+                    whole, self._partial = bytes(self._partial), bytearray()
                     return _text(whole) if self._is_text else whole
             if not await self._feed():
                 return None

@@ -126,7 +126,7 @@ class Account:
         self.closed = False
 
     def take(self, size: int) -> None:
-        if self.closed:
+        if self.closed or not size:
             return
         pool = self._budget.small
         if not pool.has_space(self._key, size):
@@ -135,7 +135,7 @@ class Account:
         self._small += size
 
     def give(self, size: int) -> None:
-        if not self.closed:
+        if size and not self.closed:
             self._budget.small.remove(self._key, size)
             self._small -= size
 
