@@ -1,9 +1,12 @@
 """How a conversation finds its box."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hutch import Hutch
 from hutch.errors import Invalid
 from hutch.keeper.access.scopes import READY_MADE, scope
 
@@ -64,3 +67,31 @@ def test_a_task_is_named_or_the_conversation_or_new() -> None:
     assert scope("task", user, owner="o") != scope("task", user, owner="o")
     with pytest.raises(Invalid, match="needs user"):
         scope("task", {"kind": "app", "task": "t"}, owner="o")
+
+
+async def test_the_settings_of_a_bot_platform(tmp_path: Path) -> None:
+    """Image, host workspace and limits stand in a profile, the default one; a pipeline that names no scope has a box
+    for each chat, and a template of its own may tell conversations apart (B43)."""
+    host = tmp_path / "bots"
+    host.mkdir()
+    host.chmod(0o777)
+    config = tmp_path / "hutch.toml"
+    config.write_text(
+        f'profile = "bots"\nmount_roots = ["{tmp_path}"]\n[profiles.bots]\nimage = "host"\n'
+        f'limits = {{ memory_mb = 96, pids = 50 }}\nworkspace = {{ source = "{host}" }}\n'
+    )
+    talk = "{launcher_type}_{launcher_id}_{conversation_id}"
+    values: dict[str, object] = {"launcher_type": "group", "launcher_id": "7"}
+    async with Hutch(config=config) as hutch:
+        async with hutch.box_for("chat", **values, conversation_id="a") as chat:
+            assert (await chat.exec("echo here >file")).ok and (host / "file").read_text() == "here\n"
+            spec = chat.spec
+            assert (spec.image, spec.limits.memory_mb, spec.limits.pids) == ("host", 96, 50)
+        async with hutch.box_for("chat", **values, conversation_id="b") as same:
+            assert same.id == chat.id
+        async with hutch.box_for(talk, **values, conversation_id="a") as first:
+            async with hutch.box_for(talk, **values, conversation_id="b") as second:
+                assert len({chat.id, first.id, second.id}) == 3
+                await second.destroy()
+            await first.destroy()
+        await hutch.destroy(chat.id)
