@@ -33,13 +33,21 @@ def copied(prefault):
 
 without = copied(lambda: None)
 prefault.learn_pages(perform)
-print(json.dumps([without, copied(prefault.prefault_pages), memory[0] == ord("x")]))
+noted = prefault.PageRanges()
+if os.fork() == 0:
+    perform()
+    noted.note(*(os.open(f"/proc/self/{name}", os.O_RDONLY) for name in ("maps", "pagemap")))
+    os._exit(0)
+os.wait()
+ours_is_untouched = memory[0] == ord("x")
+print(json.dumps([without, copied(prefault.prefault_pages), copied(noted.prefault), ours_is_untouched]))
 """
 
 
 def test_what_was_learned_is_copied_ahead() -> None:
     output = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
-    (faults, kept), (fewer, kept_too), ours_is_untouched = json.loads(output)
+    (faults, kept), (fewer, kept_too), noted, ours_is_untouched = json.loads(output)
     assert faults >= 32, "each page is copied when it is first written to"
     assert fewer <= faults - 32, "they were copied before"
     assert kept and kept_too and ours_is_untouched
+    assert noted[0] <= faults - 32 and noted[1], "a fork tells the next one what it has written to"

@@ -5,7 +5,6 @@ its keeper dies meanwhile, and everything before the moment of the switch leaves
 only.
 """
 
-import array
 import errno
 import fcntl
 import os
@@ -14,14 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
-from hutch.guest.protocol import HEADER, HEADER_SIZE, MAX_CONTROL, REQUEST, decode, encode, frame
+from hutch.guest.protocol import REQUEST, encode, frame
 from hutch.linux import kernel, processes
 from hutch.providers.native.layers import changes, merge, trees
-from hutch.providers.native.layers.view import State, View, foreign, umount, write_file
+from hutch.providers.native.layers.guests import Answer, connect
+from hutch.providers.native.layers.view import State, View, foreign, read_file, umount, write_file
 from hutch.providers.native.rootfs.root import upper_directory as upper
 from hutch.providers.native.spawn import wire
+from hutch.providers.native.spawn.prefault import PageRanges
 
-_GUEST_TIMEOUT = 20.0
 _SQUASH_FROM = 48
 """A box with this many layers gets a new lowest one, made of all but the topmost `_SQUASH_KEEPS`. Looking up a name
 that does not exist costs about a microsecond for each layer."""
@@ -51,9 +51,10 @@ class Busy(Exception):
 class LayerEntry:
     """Runs in the fork."""
 
-    def __init__(self, request: LayerRequest, sock: socket.socket) -> None:
+    def __init__(self, request: LayerRequest, sock: socket.socket, pages: PageRanges) -> None:
         self._request = request
         self._sock = sock
+        self._pages = pages
         self._guests: list[socket.socket] = []
         self._busy: list[str] = []
         self._busy_count = 0
@@ -74,6 +75,9 @@ class LayerEntry:
             if self._request.values.get("text"):
                 import difflib  # noqa: F401 no module can be loaded from inside the box
             self._proc_self = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Who has entered a box is not dumpable, and may not open them any more.
+            names = () if self._pages.known else ("maps", "pagemap")
+            memory = [os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
             self._ask(stand_still=quiet)
             self.step = "enter the namespaces"
             self._enter()
@@ -88,7 +92,8 @@ class LayerEntry:
                 self._await_stillness()
             self.step = self._request.action
             answer = action(self, view)
-            wire.send(self._sock, {"ready": True, **answer}, self._sent)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the keeper has died, and the box is switched
+                wire.send(self._sock, {"ready": True, **answer}, self._sent)
         except Busy as busy:
             wire.send(self._sock, {"busy": list(busy.args[0]), "count": busy.args[1]}, self._namespaces)
         except BaseException as error:
@@ -102,6 +107,8 @@ class LayerEntry:
             view.release()
             os.close(lock)
             self._remove_unused()
+            if memory:
+                self._pages.note(*memory)
         os._exit(0)
 
     # --- entering ---------------------------------------------------------------------------------------------
@@ -120,7 +127,7 @@ class LayerEntry:
         for name in (*names, "guest"):
             self.step = f"ask the box's {name}"
             try:
-                sock = _connect(self._request.directory, name)
+                sock = connect(self._request.directory, name)
             except ConnectionRefusedError:
                 if name == "guest":
                     raise
@@ -149,8 +156,8 @@ class LayerEntry:
 
     def _hear(self, guest: socket.socket) -> int:
         """Read a guest's answer and return its pid."""
-        pid: int = _Answer(guest).fields["pid"]  # the guest's HELLO comes first
-        answer = _Answer(guest)
+        pid: int = Answer(guest).fields["pid"]  # the guest's HELLO comes first
+        answer = Answer(guest)
         if "code" in answer.fields:
             raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), "guest")
         self._busy += [str(each)[:100] for each in answer.fields["busy"]]
@@ -235,8 +242,8 @@ class LayerEntry:
         """A number that no layer of this box has had: an earlier process may still be removing the last ones."""
         names = [name.removesuffix(".stack") for name in os.listdir(".")]
         taken = [int(name) for name in names if name.isdecimal()]
-        with suppress(FileNotFoundError), open(_LAST, "rb") as file:
-            taken.append(int(file.read()))
+        with suppress(FileNotFoundError):
+            taken.append(int(read_file(_LAST)))
         layer = str(max(taken) + 1)
         write_file(_LAST, layer.encode())
         return layer
@@ -446,44 +453,6 @@ class LayerEntry:
 def attach(tree: int, name: str) -> None:
     kernel.mount_setattr(tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_RDONLY)
     kernel.move_mount(tree, kernel.AT_FDCWD, name)
-
-
-class _Answer:
-    """One frame from a guest, bounded, with the descriptors that came along."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.descriptors: list[int] = []
-        length = HEADER.unpack(self._read(HEADER_SIZE))[0]
-        if length > MAX_CONTROL >> 8:
-            raise OSError(errno.EPROTO, "the guest's answer is too long")
-        self.fields = decode(self._read(length))
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece, ancillary, _, _ = self._sock.recvmsg(size - len(data), 256, socket.MSG_CMSG_CLOEXEC)
-            for level, kind, payload in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    fds = array.array("i")
-                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-                    self.descriptors += fds.tolist()
-            if not piece:
-                raise ConnectionResetError(errno.ECONNRESET, "the guest has ended")
-            data += piece
-        return data
-
-
-def _connect(directory: str, name: str) -> socket.socket:
-    """Connect to a guest. The directory's descriptor keeps the path short enough for a Unix socket."""
-    above = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_GUEST_TIMEOUT)
-        sock.connect(f"/proc/self/fd/{above}/{name}")
-        return sock
-    finally:
-        os.close(above)
 
 
 _ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] = {

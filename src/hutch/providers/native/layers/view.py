@@ -51,10 +51,20 @@ class Mount(NamedTuple):
 
 def mounts(proc_self: int) -> list[Mount]:
     """The mounts of this process's namespace in the order of their making. `proc_self` is the host's /proc/self."""
-    fd = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_self)
-    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-        # The masks of /proc come along with it, and are half of all mounts.
-        return [_parse(line) for line in file if " /m/proc/" not in line]
+    lines = os.fsdecode(read_file("mountinfo", proc_self)).split("\n")[:-1]
+    # The masks of /proc come along with it, and are half of all mounts.
+    return [_parse(line) for line in lines if " /m/proc/" not in line]
+
+
+def read_file(name: str, directory: int | None = None) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        content = b""
+        while piece := os.read(fd, 1 << 16):
+            content += piece
+        return content
+    finally:
+        os.close(fd)
 
 
 def warm_up() -> None:
@@ -71,7 +81,7 @@ def warm_up() -> None:
 
 
 def _parse(line: str) -> Mount:
-    before, _, after = line.rstrip("\n").partition(" - ")
+    before, _, after = line.partition(" - ")
     number, parent, device, root, place, options = before.split(" ")[:6]
     kind, source, super_options = after.split(" ", 2)
     return Mount(
@@ -162,8 +172,7 @@ class View:
             if self._part(each):
                 self._bring_all_below(each)
             elif self._is_own(each):
-                place = self._point(each)
-                kernel.mount(place, place, None, kernel.MS_BIND, None)
+                self._bring(each, onto_itself=True)
                 self._bring_all_below(each)
             else:
                 self._bring(each)
@@ -220,18 +229,24 @@ class View:
         for each in self._below(mount):
             self._bring(each)
 
-    def _bring(self, mount: Mount) -> None:
+    def _bring(self, mount: Mount, *, onto_itself: bool = False) -> None:
         """Mount the same at the same place of the prepared view, with all that is mounted in it."""
-        kernel.mount(mount.place, self._point(mount), None, _BIND_ALL, None)
+        place = f"{NEXT}{mount.place[len(MERGED) :]}"
+        source, flags = (place, kernel.MS_BIND) if onto_itself else (mount.place, _BIND_ALL)
+        # Threat: what a box can write may have a link at this place. Nobody has ever written to a read-only root.
+        if self.merged.read_only and mount.parent == self.merged.id:
+            with suppress(FileNotFoundError):
+                kernel.mount(source, place, None, flags, None)
+                return
+        self._check_point(mount, place)
+        kernel.mount(source, place, None, flags, None)
 
-    def _point(self, mount: Mount) -> str:
-        """The mount point in the prepared view, which an earlier state of the files may lack."""
-        place = f"{NEXT}/{mount.place.removeprefix(f'{MERGED}/')}"
+    def _check_point(self, mount: Mount, place: str) -> None:
+        """Refuse a link, and make the mount point if an earlier state of the files lacks it."""
         try:
             os.close(kernel.openat2(kernel.AT_FDCWD, place, os.O_PATH, _UNTIED))
         except FileNotFoundError:
             _make_point(place, stat.S_ISDIR(os.lstat(mount.place).st_mode))
-        return place
 
 
 def umount(place: str) -> None:
@@ -269,9 +284,8 @@ def _make_point(place: str, is_directory: bool) -> None:
 def read_stack(layer: str) -> State:
     """The layers below this one, topmost first."""
     try:
-        with open(f"{layer}.stack", "rb") as file:
-            found: State = decode(file.read())
-            return found
+        found: State = decode(read_file(f"{layer}.stack"))
+        return found
     except FileNotFoundError:
         return []
 

@@ -110,8 +110,20 @@ class SpawnerClient:
         return await self._request({"op": "show", **message}, [])
 
     async def layers(self, message: wire.Message, fds: list[int]) -> wire.Message:
-        """Ask for work on the layers of a box's files (`layers.entry`)."""
-        return await self._request({"op": "layers", **message}, fds)
+        """Ask for work on the layers of a box's files (`layers.entry`). The worker answers without the spawner."""
+        ours, theirs = wire.pair()
+        try:
+            with theirs:
+                pending = await self._ask({"op": "layers", **message}, [*fds, theirs.fileno()])
+            loop = asyncio.get_running_loop()
+            loop.add_reader(ours.fileno(), _take_answer, ours, pending)
+            try:
+                return await asyncio.shield(pending.facts)
+            finally:
+                loop.remove_reader(ours.fileno())
+                pending.close()
+        finally:
+            ours.close()
 
     async def _request(self, message: wire.Message, fds: list[int]) -> wire.Message:
         pending = await self._ask(message, fds)
@@ -223,6 +235,22 @@ class SpawnerClient:
         """Block until the process has ended and is reaped."""
         if self._process is not None:
             self._process.wait(timeout)
+
+
+def _take_answer(sock: socket.socket, pending: PendingRequest) -> None:
+    try:
+        received = wire.receive(sock)
+    except OSError:
+        received = None
+    if received is None:
+        pending.take({"step": "enter", "error": "the process that entered the box died", "errno": ""})
+        return
+    message, fds = received
+    if pending.facts.done():  # it has been read, or the spawner has ended
+        for fd in fds:
+            os.close(fd)
+    else:
+        pending.take({**message, "fds": fds} if fds else message)
 
 
 def _spawner_ended() -> Unavailable:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hutch.linux import kernel, processes
 from hutch.providers.native.spawn import wire
+from hutch.providers.native.spawn.prefault import PageRanges
 
 if TYPE_CHECKING:
     from hutch.providers.native.layers.entry import LayerRequest
@@ -33,6 +34,8 @@ class LayerWorkers:
         self._has_id_ranges = has_id_ranges
         self._waiting: list[socket.socket] = []
         self._warm = False
+        self._pages = PageRanges()
+        """The pages that the first worker has written to."""
         self._last_used = 0.0
 
     def timeout(self) -> float:
@@ -63,20 +66,19 @@ class LayerWorkers:
         self._waiting.clear()
         self._last_used = 0.0
 
-    def begin(self, message: wire.Message, fds: list[int]) -> socket.socket:
-        """Give a worker its request. It reports on the returned socket."""
+    def begin(self, message: wire.Message, fds: list[int]) -> None:
+        """Give a worker its request. It answers on the last of the descriptors."""
         self._last_used = time.monotonic()
         while self._waiting:
             sock = self._waiting.pop(0)
-            try:
-                wire.send(sock, message, fds)
-            except (BrokenPipeError, ConnectionResetError):
-                sock.close()  # it was killed
-            else:
-                return sock
-        sock = self._fork()
-        wire.send(sock, message, fds)
-        return sock
+            with sock:
+                try:
+                    return wire.send(sock, message, fds)
+                except (BrokenPipeError, ConnectionResetError):
+                    continue  # it was killed
+        with self._fork() as sock:
+            wire.send(sock, message, fds)
+        return None
 
     def _fork(self) -> socket.socket:
         from hutch.providers.native.layers import entry, view  # most boxes have one layer
@@ -93,9 +95,12 @@ class LayerWorkers:
                 os.setsid()  # so that no signal to the spawner's group ends it half-way
                 kernel.close_all_but([theirs.fileno()])
                 view.warm_up()
+                self._pages.prefault()
                 received = wire.receive(theirs)
                 if received is not None:
-                    entry.LayerEntry(_request(*received, has_id_ranges=self._has_id_ranges), theirs).run()
+                    message, [*fds, answer] = received
+                    request = _request(message, fds, has_id_ranges=self._has_id_ranges)
+                    entry.LayerEntry(request, socket.socket(fileno=answer), self._pages).run()
             finally:
                 os._exit(0)
         theirs.close()

@@ -2,12 +2,13 @@
 
 A box shares its zygote's pages until it writes to them, and each copy takes the kernel some 3 µs. The copies of a
 child's last steps and of a first command take a millisecond together, which no order has to wait for. The zygote
-learns which pages these are from a fork of itself that runs a warm-up. Standard library only.
+learns which pages these are from a fork of itself that runs a warm-up; the workers for layers note them when they have
+done their work, for the next ones. Standard library only.
 """
 
 from collections.abc import Callable
 from mmap import PAGESIZE, mmap
-from os import O_CLOEXEC, O_RDONLY, _exit, close, fork, preadv, waitpid
+from os import O_CLOEXEC, _exit, close, fork, preadv, waitpid
 from os import open as open_file
 
 from hutch.linux.kernel import NR, raw_syscall
@@ -22,28 +23,51 @@ Area = tuple[int, int]
 """The first address of an area of memory, and the first after it."""
 
 
-class _PageRanges:
-    """The addresses of the pages. They are not on the heap, where they would take space from what children allocate."""
+class PageRanges:
+    """The addresses of the pages. They are not on the heap, where they would take space from what children allocate.
+
+    A process shares this memory with its forks. The first number says how many follow.
+    """
 
     def __init__(self) -> None:
         self._table = memoryview(mmap(-1, 1 << 16)).cast("Q")
-        self._count = 0
+
+    @property
+    def known(self) -> bool:
+        return self._table[0] > 0
 
     def add(self, page: int) -> None:
-        table, count = self._table, self._count
-        if count and table[count - 2] + table[count - 1] == page:
-            table[count - 1] += PAGESIZE
-        elif count < len(table):
-            table[count], table[count + 1] = page, PAGESIZE
-            self._count += 2
+        table, used = self._table, self._table[0]
+        if used and table[used - 1] + table[used] == page:
+            table[used] += PAGESIZE
+        elif used + 2 < len(table):
+            table[used + 1], table[used + 2] = page, PAGESIZE
+            table[0] = used + 2
 
     def prefault(self) -> None:
-        for number in range(0, self._count, 2):
+        for number in range(1, self._table[0], 2):
             address, length = self._table[number : number + 2]
             raw_syscall(_MADVISE, address, length, _MADV_POPULATE_WRITE, None, None, None)
 
+    def note(self, maps: int, pagemap: int) -> None:
+        """Have them be the pages that this fork has to itself, by its opened /proc/self/maps and pagemap."""
+        areas = _writable_areas(maps)
+        seen = mmap(-1, _seen_size(areas))
+        _read_pagemap(areas, pagemap, memoryview(seen))
+        self._table[0] = 0
+        self._add_seen(areas, seen)
 
-_page_ranges = _PageRanges()
+    def _add_seen(self, areas: list[Area], seen: mmap) -> None:
+        entries = memoryview(seen).cast("Q")
+        number = 0
+        for start, end in areas:
+            for page in range(start, end, PAGESIZE):
+                if entries[number] & (_PRESENT | _SHARED | _EXCLUSIVE) == _PRESENT | _EXCLUSIVE:
+                    self.add(page)
+                number += 1
+
+
+_page_ranges = PageRanges()
 
 
 def prefault_pages() -> None:
@@ -53,34 +77,31 @@ def prefault_pages() -> None:
 
 def learn_pages(perform: Callable[[], object]) -> None:
     """Note the pages that `perform` writes to. The zygote calls this last, after all else that writes to its memory."""
-    areas = _writable_areas()
+    areas = _writable_areas(open_file("/proc/self/maps", O_CLOEXEC))
     # This memory is shared with the fork, so that the fork writes to little else than `perform` does.
-    seen = mmap(-1, sum(end - start for start, end in areas) // PAGESIZE * _ENTRY)
+    seen = mmap(-1, _seen_size(areas))
     pid = fork()
     if pid == 0:
         try:
             perform()
-            _read_pagemap(areas, memoryview(seen))
+            _read_pagemap(areas, open_file("/proc/self/pagemap", O_CLOEXEC), memoryview(seen))
         finally:
             _exit(0)
     waitpid(pid, 0)
-    entries = memoryview(seen).cast("Q")
-    number = 0
-    for start, end in areas:
-        for page in range(start, end, PAGESIZE):
-            if entries[number] & (_PRESENT | _SHARED | _EXCLUSIVE) == _PRESENT | _EXCLUSIVE:
-                _page_ranges.add(page)
-            number += 1
+    _page_ranges._add_seen(areas, seen)
 
 
-def _writable_areas() -> list[Area]:
-    with open("/proc/self/maps") as maps:
+def _seen_size(areas: list[Area]) -> int:
+    return sum(end - start for start, end in areas) // PAGESIZE * _ENTRY
+
+
+def _writable_areas(fd: int) -> list[Area]:
+    with open(fd) as maps:
         private = [line.split()[0].split("-") for line in maps if line.split()[1] == "rw-p"]
     return [(int(start, 16), int(end, 16)) for start, end in private]
 
 
-def _read_pagemap(areas: list[Area], into: memoryview) -> None:
-    pagemap = open_file("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)
+def _read_pagemap(areas: list[Area], pagemap: int, into: memoryview) -> None:
     place = 0
     for start, end in areas:
         size = (end - start) // PAGESIZE * _ENTRY

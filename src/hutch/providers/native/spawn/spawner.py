@@ -148,7 +148,7 @@ class Spawner:
                 process = processes.Identity(message["pid"], message["start"], message["boot"])
                 self._await_entry(self._children.show(process, root.HostMount(*message["host_mount"])), message["n"])
             elif message["op"] == "layers":
-                self._await_entry(self._layer_workers.begin(message, fds), message["n"])
+                self._layer_workers.begin(message, fds)
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
