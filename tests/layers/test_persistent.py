@@ -1,5 +1,8 @@
 """Layers of persistent boxes: they come back after a stop, and so do checkpoints and forks."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from hutch import Hutch
@@ -49,6 +52,22 @@ async def test_forks_of_a_persistent_box_are_persistent_and_stand_alone() -> Non
         assert await shell(other, "cat a; ls d") == "one\ng"
         await other.destroy()
         await fork.destroy()
+
+
+async def test_forks_of_a_persistent_box_share_its_files_on_disk() -> None:
+    """Issue 20: what forks have in common is stored once."""
+    stores = Path(os.environ["HUTCH_STATE_DIR"]) / "boxes"
+    async with Hutch() as hutch:
+        box = await hutch.create(retention="persistent", disk_mb=64)
+        await shell(box, "head -c 8M /dev/urandom > big; sha256sum big > sum")
+        forks = await box.fork(4)
+        found = [path for each in (box, *forks) for path in (stores / each.id).rglob("big")]
+        assert len(found) == 5 and len({path.lstat().st_ino for path in found}) == 1
+        await shell(forks[0], "echo more >> big")
+        for each in (box, *forks[1:]):
+            assert await shell(each, "sha256sum -c sum") == "big: OK"
+        for each in (*forks, box):
+            await each.destroy()
 
 
 async def test_a_box_with_checkpoints_does_not_become_persistent() -> None:
