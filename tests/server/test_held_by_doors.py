@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection
 
-from tests.server.serving import Answer, Client, Server, serving, until
+from hutch.server.http.connections import SMALL_MESSAGE
+from tests.server.serving import TIMEOUT_SECONDS, Answer, Client, Server, serving, until
 from tests.server.test_held_bytes import MB, held, unread
 from tests.server.test_websockets import attached
 
@@ -46,7 +47,8 @@ def test_messages_that_do_not_end_are_counted(narrow: Server) -> None:
         job = client.good("POST", f"{box}/jobs", {"command": "cat"})["id"]
         sockets = [stack.enter_context(attached(client, f"{box}/jobs/{job}/ws")) for _ in range(3)]
         for socket in sockets[:2]:
-            send_part(socket, bytes(PART_MB * MB // 2 - MB // 2), Opcode.TEXT)
+            send_part(socket, bytes(PART_MB * MB // 2 - SMALL_MESSAGE // 4), Opcode.TEXT)
+            assert socket.ping().wait(TIMEOUT_SECONDS), "what came before was read"
         theirs = other.good("POST", f"{control}/jobs", {"command": "wc -c"})["id"]
         free = stack.enter_context(attached(other, f"{control}/jobs/{theirs}/ws"))
         send_part(free, b"x", Opcode.TEXT)
@@ -54,13 +56,13 @@ def test_messages_that_do_not_end_are_counted(narrow: Server) -> None:
             send_part(free, b"", Opcode.CONT)
         send_part(free, b"y" * MB, Opcode.CONT, fin=True)
         with pytest.raises(ConnectionClosed) as closed:
-            send_part(sockets[2], bytes(2 * MB), Opcode.TEXT)
-            sockets[2].recv(20)
+            send_part(sockets[2], bytes(SMALL_MESSAGE), Opcode.TEXT)
+            sockets[2].recv(TIMEOUT_SECONDS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013, closed.value
         sent = other.good("GET", f"{control}/jobs/{theirs}")
         assert sent["state"] == "running"
         other.good("POST", f"{control}/jobs/{theirs}/stdin?close=true")
-        assert json.loads(free.recv(20)) == MB + 2, "the parts were one line"
+        assert json.loads(free.recv(TIMEOUT_SECONDS)) == MB + 2, "the parts were one line"
 
 
 def test_requests_of_langbot_that_run_are_counted(narrow: Server) -> None:
@@ -73,24 +75,25 @@ def test_requests_of_langbot_that_run_are_counted(narrow: Server) -> None:
     tcp = narrow.tcp()
     context = {"instance_uuid": "i", "workspace_uuid": "w"}
 
-    def action(number: int, seconds: int) -> str:
-        data = {"session_id": "s", "cmd": f"sleep {seconds}\n#" + "x" * 3 * MB, "timeout_sec": 60}
+    def sent(number: int, command: str, padding: int = 0) -> str:
+        data = {"session_id": "s", "cmd": f"{command}\n#" + "x" * padding, "timeout_sec": 60}
         return json.dumps({"seq_id": number, "action": "box_exec", "data": data, "context": context})
 
+    waits = "while [ ! -e go ]; do sleep 0.1; done"
     with attached(tcp, "/rpc/ws", **headers) as socket:
-        socket.send(json.dumps({"seq_id": 0, "action": "box_exec", "context": context,
-                                "data": {"session_id": "s", "cmd": "true"}}))  # fmt: skip
+        socket.send(sent(0, "true"))
         first = json.loads(socket.recv(60))
         assert first["code"] == 0, first
         for number in (1, 2, 3):
-            socket.send(action(number, 4))
-        refused = json.loads(socket.recv(20))
+            socket.send(sent(number, waits, 3 * MB))
+        refused = json.loads(socket.recv(60))
         assert (refused["seq_id"], refused["code"]) == (3, 1), refused
         assert refused["message"].startswith("BoxCapacityExceededError: unread answers hold"), refused
-        assert {json.loads(socket.recv(60))["seq_id"] for _ in range(2)} == {1, 2}
-        socket.send(action(4, 0))
+        socket.send(sent(4, "touch go"))
+        assert {json.loads(socket.recv(60))["seq_id"] for _ in range(3)} == {1, 2, 4}
+        socket.send(sent(5, "true", 3 * MB))
         again = json.loads(socket.recv(60))
-        assert (again["seq_id"], again["code"]) == (4, 0), again
+        assert (again["seq_id"], again["code"]) == (5, 0), again
     until(lambda: held(narrow) == 0)
 
 
@@ -224,7 +227,7 @@ def test_hostile_numbers_of_a_box_are_no_defects(narrow: Server, sandbox: Sandbo
 
 def test_what_a_token_opens_is_looked_for_at_a_bounded_rate() -> None:
     """A token without a sandbox's name is compared with all of them, so strangers may only try so often."""
-    with serving(HUTCH_SERVER_RATE_PER_SEC="5") as server:
+    with serving(HUTCH_SERVER_RATE_PER_SEC="1") as server:
         stranger = server.tcp()
         tried = [
             stranger.call("POST", "/process.Process/List", {}, x_access_token=f"k.{base64.b16encode(bytes([n]))!r}")
