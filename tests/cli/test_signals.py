@@ -86,8 +86,8 @@ def test_an_interrupt_while_we_are_still_importing_is_no_traceback() -> None:
     program = """
 import sys
 from hutch.cli import main
-def interrupted(*_): raise KeyboardInterrupt
-main._import_without = interrupted
+def interrupted(*_, **__): raise KeyboardInterrupt
+main._import_lightly = interrupted
 sys.argv = ["hutch", "run", "--", "true"]
 main.main()
 """

@@ -12,6 +12,8 @@ HEAVY = frozenset({
     "_hashlib", "_ssl", "hashlib", "hmac", "random", "secrets", "ssl",
     # Archives, databases, code that is compiled at import, and what others bring along.
     "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
+    # Tracebacks, debugging and schemas.
+    "ast", "dis", "inspect", "linecache", "msgspec.inspect", "textwrap", "tokenize", "traceback",
 })  # fmt: skip
 OTHERS_NEED = frozenset({
     "hutch.api", "hutch.client", "hutch.guest.files.trees", "hutch.images.store",

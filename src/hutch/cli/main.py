@@ -7,7 +7,8 @@ import gc
 import os
 import sys
 from importlib import import_module
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 from hutch.cli.commands import COMMANDS, GROUPS
 
@@ -80,8 +81,10 @@ def command(argv: list[str]) -> int:
     if name in ("run", "shell"):
         gc.disable()  # until the box runs (`run_in_new_box`): collections during the imports cost a tenth of the start
         _start_engine(rest)
-        _import_without("ssl", "asyncio")
-        _import_without("typing_extensions", "msgspec")
+        _import_lightly(
+            "asyncio", without="ssl", later=("inspect", "linecache", "traceback", "locale", "asyncio.sslproto")
+        )
+        _import_lightly("msgspec", without="typing_extensions", later=("msgspec.inspect", "msgspec._json_schema"))
     elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and not _remote(argv):
         _start_engine(rest)
     if not name:
@@ -132,19 +135,33 @@ def _start_engine(words: list[str]) -> None:
     launch_early()
 
 
-def _import_without(left_out: str, name: str) -> None:
-    """Import a module as if an optional dependency were not installed; later imports of the dependency work.
+class _Later(ModuleType):
+    """Stands for a module in those that imported it, and loads it when they first use it."""
 
-    asyncio loads ssl, which takes 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions,
-    which takes 3 ms, and uses nothing of it that the typing of our oldest Python does not have.
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:  # an importer takes a function for later
+            return lambda *arguments, **named: getattr(self, name)(*arguments, **named)
+        return getattr(import_module(self.__name__), name)
+
+
+def _import_lightly(name: str, *, without: str, later: tuple[str, ...]) -> None:
+    """Import a module, but not all that it imports, which takes longer than itself.
+
+    `without` is an optional dependency: the module is imported as if it were not installed. asyncio loads ssl, which
+    takes 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions, which takes 3 ms, and
+    uses nothing of it that the typing of our oldest Python does not have. `later` are modules of which it uses
+    functions only, for tracebacks, TLS and schemas, which take 9 ms: it gets them when it calls one.
+    Other modules import any of these as usual.
     """
-    if name in sys.modules or left_out in sys.modules:
+    if name in sys.modules or without in sys.modules:
         return
-    sys.modules[left_out] = None  # type: ignore[assignment]
+    stand_ins = {each: _Later(each) for each in later if each not in sys.modules}
+    sys.modules.update({without: None, **stand_ins})  # type: ignore[dict-item]
     try:
         import_module(name)
     finally:
-        del sys.modules[left_out]
+        for each in (without, *stand_ins):
+            del sys.modules[each]
 
 
 def _dispatch(name: str, words: list[str]) -> int:

@@ -5,7 +5,7 @@ import asyncio
 import gc
 import os
 from binascii import b2a_base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hutch.cli.attach import Attachment, Signals
@@ -60,7 +60,7 @@ Ctrl-C goes to the command; a second one kills it.
             raise Invalid("there is no command to run", op="run", remedy="for example: hutch run -- echo hello")
         if arguments.json and arguments.tty:
             raise Invalid("--json and -t exclude each other", op="run", remedy="leave one out")
-        return asyncio.run(run_in_new_box(arguments, tuple(argv), terminal=arguments.tty, timeout=arguments.timeout))
+        return _run(run_in_new_box(arguments, tuple(argv), terminal=arguments.tty, timeout=arguments.timeout))
 
 
 class Shell(CliCommand):
@@ -76,7 +76,16 @@ class Shell(CliCommand):
                 op="shell",
                 remedy="to run a script use: hutch run -- sh < script",
             )
-        return asyncio.run(run_in_new_box(arguments, SHELL, terminal=True, timeout=0))
+        return _run(run_in_new_box(arguments, SHELL, terminal=True, timeout=0))
+
+
+def _run(work: Coroutine[None, None, int]) -> int:
+    """Run `work` as `asyncio.run` does, but without its handler of Ctrl-C, which `Signals` would replace at once.
+
+    `signal` makes a text of each handler that it tells of; that one holds a task, and the text of a task takes 3 ms.
+    """
+    with asyncio.Runner() as runner:
+        return runner.get_loop().run_until_complete(work)
 
 
 async def run_in_new_box(
