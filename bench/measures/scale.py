@@ -167,7 +167,7 @@ async def _first_page(hutch: Hutch) -> float:
 def _listed(lists: dict[str, list[float]], fewest: str, most: str) -> Number:
     peers = {each: Summary.of(values) for each, values in lists.items() if each != most}
     title = f"the first {PAGE} of {most} boxes in a list"
-    return Number("crowd_list", title, "ms", Summary.of(lists[most]), peers, (at_most_times(4, fewest),))
+    return Number("crowd_list", title, "ms", Summary.of(lists[most]), peers, (at_most_times(1.5, fewest),))
 
 
 async def _crowd_samples(context: Context, hutch: Hutch, other: Hutch) -> tuple[Samples, Samples]:

@@ -66,6 +66,28 @@ async def test_what_the_caller_knows_in_the_stored_version_is_not_decoded_again(
     await store.close()
 
 
+async def test_a_page_of_the_list_is_all_that_is_read(opened: Open) -> None:
+    """B13: a list is given in pages, oldest first, and one costs no more where there are more boxes."""
+    store = opened()
+    boxes = [record().but(created_at=1000.0 - number, owner=("me", "you")[number % 2]) for number in range(40)]
+    for box in boxes:
+        await store.insert(box, event(box, "created"))
+    oldest = boxes[::-1]
+    mine = [box for box in oldest if box.owner == "me"]
+    looked_up: list[BoxId] = []
+    assert await store.page("me", looked_up.append, limit=5) == tuple(mine[:5])
+    assert looked_up == ([] if isinstance(store, MemoryStore) else [box.id for box in mine[:5]])
+    known = {box.id: box for box in boxes}
+    assert await store.page("me", known.get, after=mine[4].id, limit=5) == tuple(mine[5:10])
+    assert await store.page(None, known.get) == tuple(oldest)
+    assert await store.page(None, known.get, after=oldest[-1].id) == ()
+    assert await store.page(None, known.get, after=new_box_id()) == ()
+    claimed = mine[0].but(version=2, created_at=2000.0)  # a box of a pool begins its life when it is claimed
+    assert await store.replace(claimed, 1, None)
+    assert (await store.page("me", known.get))[-1] == claimed
+    await store.close()
+
+
 async def test_of_many_writers_of_one_version_one_wins(opened: Open) -> None:
     """Of concurrent writers of one version, one succeeds, whatever the timing (lesson 3)."""
     store = opened()
@@ -285,6 +307,21 @@ async def test_boxes_of_one_name_from_an_older_release_stay_usable(tmp_path: Pat
     assert [box.but(spec=box.spec.but(name="")) for box in kept] == sorted(plain, key=lambda box: box.id)
     for box in kept:
         assert await store.replace(box.but(version=2), 1, None)
+    await store.close()
+
+
+async def test_boxes_from_an_older_release_are_listed_by_age(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.db"
+    boxes = [record().but(created_at=1000.25 - number) for number in range(3)]
+    with sqlite3.connect(path, isolation_level=None) as db:
+        migrate(db, STEPS[:3])
+        for box in boxes:
+            row = (box.id, box.owner, box.keeper, str(box.state), box.version, box.to_json())
+            db.execute("INSERT INTO boxes (id, owner, keeper, state, version, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+    store = SqliteStore(path)
+    known = {box.id: box for box in boxes}
+    assert await store.page(None, known.get, limit=2) == (boxes[2], boxes[1])
+    assert await store.page(None, known.get, after=boxes[1].id) == (boxes[0],)
     await store.close()
 
 

@@ -122,15 +122,13 @@ class Views:
         Raises:
             NotFound: The box `after` is gone, so the list has to be begun again.
         """
-        found = [record for record in await self._store.all(self._ours) if owner in (None, record.owner)]
-        found.sort(key=lambda each: (each.created_at, each.id))
-        start = 0
         if after:
-            start = next((number for number, record in enumerate(found, 1) if record.id == after), -1)
-            if start < 0:
+            last = await self._store.get(BoxId(after))
+            if last is None or owner not in (None, last.owner):
                 raise NotFound(f"no box {after} to continue the list from", remedy="list from the beginning")
-        end = len(found) if limit is None else start + max(0, limit)
-        return tuple([await self.box(record) for record in found[start:end]])
+        most = None if limit is None else max(0, limit)
+        found = await self._store.page(owner, self._ours, after=after, limit=most)
+        return tuple([await self.box(record) for record in found])
 
     def _ours(self, box_id: BoxId) -> BoxRecord | None:
         live = self._boxes.get(box_id)

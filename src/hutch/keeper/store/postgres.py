@@ -13,7 +13,15 @@ from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.postgres_connections import EVENTS_LOCK, TIMEOUT_SECONDS, Connection, Connections
 from hutch.keeper.store.seal import Seal, from_store, to_store
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, Known, key_taken, name_taken, only_tombstone, split_known
+from hutch.keeper.store.store import (
+    TOMBSTONE_SECONDS,
+    Known,
+    in_order,
+    key_taken,
+    name_taken,
+    only_tombstone,
+    split_known,
+)
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
@@ -25,12 +33,12 @@ EVENTS_KEPT = 100_000
 _WRITER = f"WITH writer AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK}))"
 _INSERT_EVENT = "INSERT INTO hutch.events (box_id, at, body) SELECT %s, %s, %s FROM writer, done RETURNING seq"
 _INSERT = (
-    "INSERT INTO hutch.boxes (id, owner, keeper, state, version, key, name, body)"
-    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
+    "INSERT INTO hutch.boxes (id, owner, keeper, state, version, key, name, created_at, body)"
+    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"
 )
 _REPLACE = (
-    "UPDATE hutch.boxes SET owner = %s, keeper = %s, state = %s, version = %s, key = %s, name = %s, body = %s"
-    " WHERE id = %s AND version = %s"
+    "UPDATE hutch.boxes SET owner = %s, keeper = %s, state = %s, version = %s, key = %s, name = %s, created_at = %s,"
+    " body = %s WHERE id = %s AND version = %s"
 )
 _REMOVE = "DELETE FROM hutch.boxes WHERE id = %s AND version = %s"
 _INSERT_TOMBSTONE = (
@@ -121,13 +129,27 @@ class PostgresStore:
             rows = await self.connections.run(lambda db, _: db.execute(query).fetchall())
             return tuple(from_store(_bytes(body), self._seal) for (body,) in rows)
         query = "SELECT id, version FROM hutch.boxes"
-        versions = await self.connections.run(lambda db, _: db.execute(query).fetchall())
-        found, missing = split_known([(str(box_id), int(str(version))) for box_id, version in versions], known)
+        rows = await self.connections.run(lambda db, _: db.execute(query).fetchall())
+        return tuple(await self._records(_versions(rows), known))
+
+    async def page(
+        self, owner: str | None, known: Known, *, after: str = "", limit: int | None = None
+    ) -> tuple[BoxRecord, ...]:
+        later = "(created_at, id) > (SELECT created_at, id FROM hutch.boxes WHERE id = %(after)s)" if after else "TRUE"
+        mine = "TRUE" if owner is None else "owner = %(owner)s"
+        query = f"SELECT id, version FROM hutch.boxes WHERE {later} AND {mine} ORDER BY created_at, id LIMIT %(limit)s"
+        values = {"after": after, "owner": owner, "limit": limit}
+        rows = await self.connections.run(lambda db, _: db.execute(query.encode(), values).fetchall())
+        versions = _versions(rows)
+        return in_order(versions, await self._records(versions, known))
+
+    async def _records(self, versions: list[tuple[str, int]], known: Known) -> list[BoxRecord]:
+        found, missing = split_known(versions, known)
         if missing:
             bodies = "SELECT body FROM hutch.boxes WHERE id = ANY(%s)"
             rows = await self.connections.run(lambda db, _: db.execute(bodies, (missing,)).fetchall())
             found += [from_store(_bytes(body), self._seal) for (body,) in rows]
-        return tuple(found)
+        return found
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         query = "SELECT body FROM hutch.tombstones WHERE id = %s"
@@ -184,9 +206,10 @@ class PostgresStore:
     async def close(self) -> None:
         await self.connections.close()
 
-    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, float, bytes]:
         key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
-        return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
+        columns = (record.id, record.owner, record.keeper, str(record.state), record.version, key, name)
+        return *columns, record.created_at, body
 
     async def _one(self, query: str, *values: str) -> BoxRecord | None:
         body = await self.connections.run(lambda db, _: _body(db, query, *values))
@@ -208,13 +231,17 @@ def _trim_events(db: Connection, added: tuple[object, ...] | None) -> None:
         db.execute("DELETE FROM hutch.events WHERE seq <= %s", (seq - EVENTS_KEPT,))
 
 
-def _holds(db: Connection, columns: tuple[str | int | bytes | None, ...]) -> bool:
+def _holds(db: Connection, columns: tuple[str | int | float | bytes | None, ...]) -> bool:
     return _body(db, "SELECT body FROM hutch.boxes WHERE id = %s", str(columns[0])) == columns[-1]
 
 
 def _body(db: Connection, query: str, *values: str) -> bytes | None:
     row = db.execute(query.encode(), values).fetchone()
     return _bytes(row[0]) if row else None
+
+
+def _versions(rows: list[tuple[object, ...]]) -> list[tuple[str, int]]:
+    return [(str(box_id), int(str(version))) for box_id, version in rows]
 
 
 def _bytes(value: object) -> bytes:

@@ -10,7 +10,15 @@ from hutch.errors import Conflict, HutchError
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.sqlite_writer import SqliteWriter
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, Known, key_taken, name_taken, only_tombstone, split_known
+from hutch.keeper.store.store import (
+    TOMBSTONE_SECONDS,
+    Known,
+    in_order,
+    key_taken,
+    name_taken,
+    only_tombstone,
+    split_known,
+)
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
@@ -31,8 +39,8 @@ class SqliteStore:
         def work(db: sqlite3.Connection) -> None:
             try:
                 db.execute(
-                    "INSERT INTO boxes (id, owner, keeper, state, version, key, name, body) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO boxes (id, owner, keeper, state, version, key, name, created_at, body) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     self._columns(record),
                 )
             except sqlite3.IntegrityError as error:
@@ -45,8 +53,8 @@ class SqliteStore:
         def work(db: sqlite3.Connection) -> bool:
             try:
                 changed = db.execute(
-                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, name = ?, body = ? "
-                    "WHERE id = ? AND version = ?",
+                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, name = ?, "
+                    "created_at = ?, body = ? WHERE id = ? AND version = ?",
                     (*self._columns(record)[1:], record.id, expected),
                 ).rowcount
             except sqlite3.IntegrityError as error:
@@ -91,13 +99,28 @@ class SqliteStore:
             rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)
             return tuple(from_store(body, self._seal) for (body,) in rows)
         versions = await self._do(lambda db: db.execute("SELECT id, version FROM boxes").fetchall(), long=True)
+        return tuple(await self._records(versions, known))
+
+    async def page(
+        self, owner: str | None, known: Known, *, after: str = "", limit: int | None = None
+    ) -> tuple[BoxRecord, ...]:
+        later = "(created_at, id) > (SELECT created_at, id FROM boxes WHERE id = :after)" if after else "TRUE"
+        query = (
+            f"SELECT id, version FROM boxes WHERE {later} AND (:owner IS NULL OR owner = :owner)"
+            " ORDER BY created_at, id LIMIT :limit"
+        )
+        values = {"after": after, "owner": owner, "limit": -1 if limit is None else limit}
+        versions = await self._do(lambda db: db.execute(query, values).fetchall(), long=True)
+        return in_order(versions, await self._records(versions, known))
+
+    async def _records(self, versions: list[tuple[str, int]], known: Known) -> list[BoxRecord]:
         found, missing = split_known(versions, known)
         query = "SELECT body FROM boxes WHERE id IN (SELECT value FROM json_each(?))"
         if missing:
             ids = json.dumps(missing)
             rows = await self._do(lambda db: db.execute(query, (ids,)).fetchall(), long=True)
             found += [from_store(body, self._seal) for (body,) in rows]
-        return tuple(found)
+        return found
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
@@ -140,9 +163,10 @@ class SqliteStore:
         row = await self._do(lambda db: db.execute(query, values).fetchone())
         return from_store(row[0], self._seal) if row else None
 
-    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, float, bytes]:
         key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
-        return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
+        columns = (record.id, record.owner, record.keeper, str(record.state), record.version, key, name)
+        return *columns, record.created_at, body
 
 
 def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:

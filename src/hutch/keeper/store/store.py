@@ -56,6 +56,15 @@ class Store(Protocol):
     async def all(self, known: "Known | None" = None) -> tuple[BoxRecord, ...]:
         """Return every record. Those that `known` has in the stored version are neither read nor decoded."""
 
+    async def page(
+        self, owner: str | None, known: "Known", *, after: str = "", limit: int | None = None
+    ) -> tuple[BoxRecord, ...]:
+        """Return the owner's records, oldest first; None means all owners. At most `limit`, of those after `after`.
+
+        It costs as much as what it returns; `known` is that of `all`. Without a record `after` there is nothing.
+        """
+        ...
+
     async def tombstone(self, box_id: BoxId) -> Tombstone | None: ...
 
     async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
@@ -145,6 +154,18 @@ class MemoryStore:
     async def all(self, known: Known | None = None) -> tuple[BoxRecord, ...]:
         return tuple(self._boxes.values())
 
+    async def page(
+        self, owner: str | None, known: Known, *, after: str = "", limit: int | None = None
+    ) -> tuple[BoxRecord, ...]:
+        found = sorted(
+            (box for box in self._boxes.values() if owner in (None, box.owner)),
+            key=lambda box: (box.created_at, box.id),
+        )
+        if after:
+            begin = next((number for number, box in enumerate(found, 1) if box.id == after), len(found))
+            found = found[begin:]
+        return tuple(found[:limit])
+
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         return self._tombstones.get(box_id)
 
@@ -209,6 +230,12 @@ def split_known(versions: Iterable[tuple[str, int]], known: Known) -> tuple[list
         else:
             missing.append(box_id)
     return found, missing
+
+
+def in_order(versions: Iterable[tuple[str, int]], records: Iterable[BoxRecord]) -> tuple[BoxRecord, ...]:
+    """Order records as their rows. One that was removed after its row was read is missing."""
+    by_id: dict[str, BoxRecord] = {record.id: record for record in records}
+    return tuple(by_id[box_id] for box_id, _ in versions if box_id in by_id)
 
 
 def only_tombstone(rows: list[tuple[bytes]]) -> Tombstone | None:
