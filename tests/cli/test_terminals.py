@@ -89,6 +89,18 @@ def test_a_table_fits_its_terminal() -> None:
         hutch("box", "destroy", "--force", name)
 
 
+def test_a_narrow_table_leaves_out_columns_rather_than_names() -> None:
+    """On 80 columns each profile has its whole name, and enough of what it is for to choose it."""
+    whole = hutch("profiles").stdout.decode().split("\n")
+    with on_terminal("profiles", env={"COLUMNS": "80"}) as (process, terminal):
+        shown = read_until(terminal, b"\nmcp ").decode().split("\r\n")
+        process.wait(TIMEOUT)
+    assert all(len(line) <= 80 for line in shown), shown
+    assert [line.split()[0] for line in shown[:-1]] == [line.split()[0] for line in whole[: len(shown) - 1]]
+    about = whole[0].index("FOR")
+    assert whole[1][about : about + 19] in shown[1], shown
+
+
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 AT_ONCE = """

@@ -106,7 +106,8 @@ class Profiles(CliCommand):
             print("\n".join(profile.name for profile in found))
         else:
             header = ("PROFILE", "NET", "CPUS", "MEMORY", "PIDS", "DISK", "ROOT", "WORKSPACE", "TIMEOUT", "FOR")
-            table(header, [_profile_row(profile) for profile in found])
+            spare = ("WORKSPACE", "DISK", "PIDS", "ROOT", "MEMORY", "CPUS")
+            table(header, [_profile_row(profile) for profile in found], spare)
         return 0
 
 

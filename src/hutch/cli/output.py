@@ -43,14 +43,16 @@ def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
     fail(defect, as_json=as_json)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for line in columns(header, rows):
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> None:
+    for line in columns(header, rows, spare):
         print(line)
 
 
 GAP = "  "
 NARROWEST = 6
 """Columns are not cut below this."""
+READABLE = 20
+"""Rather than to cut the last column below this, columns that can be spared are left out."""
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> list[str]:
@@ -66,7 +68,8 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequenc
 
         available = shutil.get_terminal_size().columns
         for name in spare:
-            if sum(widths) + len(GAP) * (len(widths) - 1) > available:
+            needed = sum(widths[:-1]) + min(widths[-1], READABLE) + len(GAP) * (len(widths) - 1)
+            if needed > available:
                 at = list(lines[0]).index(name)
                 lines = [[*line[:at], *line[at + 1 :]] for line in lines]
                 del widths[at]

@@ -55,7 +55,8 @@ class List(CliCommand):
             emit_json({"receipts": found, "last": after})
         else:
             shown = [receipt for receipt in found if arguments.all or not _is_step(receipt)]
-            table(("NO", "TIME", "WHO", "OPERATION", "OUTCOME", "MS", "WHAT"), [_row(receipt) for receipt in shown])
+            header = ("NO", "TIME", "WHO", "OPERATION", "OUTCOME", "MS", "WHAT")
+            table(header, [_row(receipt) for receipt in shown], ("MS", "WHO"))
             if len(shown) < len(found):
                 note(f"{len(found) - len(shown)} steps of Hutch itself are not shown (--all shows them)")
         return 0
@@ -89,7 +90,8 @@ def _show_chains(chains: tuple[Chain, ...], *, as_json: bool) -> None:
     elif not chains:
         print("there are no receipts yet")
     else:
-        table(("BOX", "OWNER", "RECEIPTS", "FIRST", "LAST", "STATE"), [_chain_row(chain) for chain in chains])
+        header = ("BOX", "OWNER", "RECEIPTS", "FIRST", "LAST", "STATE")
+        table(header, [_chain_row(chain) for chain in chains], ("FIRST",))
 
 
 def _chain_row(chain: Chain) -> tuple[str, ...]:
