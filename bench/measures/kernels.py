@@ -16,6 +16,7 @@ COLD = 'python3 -c "import pandas"'
 STATEMENT = "import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': [3, 4]}).sum()"
 SHARE = "print(next(line.split()[1] for line in open('/proc/self/smaps_rollup') if line.startswith('Pss:')))"
 KERNELS = 50
+PAUSE_SECONDS = 0.05
 
 
 async def kernels(context: Context) -> list[Number]:
@@ -24,16 +25,18 @@ async def kernels(context: Context) -> list[Number]:
     async with context.hutch() as hutch:
         samples = await interleave(
             [
-                Candidate("hutch", lambda: _first_result(hutch), context.count(100)),
+                Candidate("tight", lambda: _first_result(hutch), context.count(100)),
+                Candidate("spaced", lambda: _after_a_pause(hutch), context.count(100)),
                 Candidate(COLD, blocking(_cold_import), context.count(40)),
             ]
         )
         crowd = await _crowd(hutch, context.count(KERNELS))
         forks = await _live_forks(hutch, context.count(20))
-    ours, cold = (Summary.of(samples.milliseconds[name]) for name in ("hutch", COLD))
+    tight, spaced, cold = (Summary.of(samples.milliseconds[name]) for name in ("tight", "spaced", COLD))
     goals = (times_faster(20, COLD),)
     return [
-        Number("kernel", "first pandas result in a fresh box", "ms", ours, {COLD: cold}, goals),
+        Number("kernel", "first pandas result in a fresh box", "ms", tight, {COLD: cold}, goals),
+        Number("kernel_spaced", "the same, 50 ms after the box was made", "ms", spaced, {COLD: cold}, goals),
         Number("kernel_memory", "memory of the machine for each of 50 kernels at once", "MB", Summary.of([crowd.used])),
         Number("kernel_pss", "share of each of 50 kernels at once (PSS)", "MB", Summary.of(crowd.shares)),
         Number("kernel_crowd", "50 boxes at once: until each has its first pandas result", "ms",
@@ -43,15 +46,21 @@ async def kernels(context: Context) -> list[Number]:
     ]  # fmt: skip
 
 
-async def _first_result(hutch: Hutch) -> float:
+async def _first_result(hutch: Hutch, pause: float = 0.0) -> float:
     """The seconds from the call to the result, in a box that was made just before."""
     async with hutch.box(memory_mb=512) as box:
+        await asyncio.sleep(pause)
         start = perf_counter()
         result = await box.python(STATEMENT)
         seconds = perf_counter() - start
     if not result.ok:
         raise RuntimeError(f"the kernel failed: {result.error}")
     return seconds
+
+
+async def _after_a_pause(hutch: Hutch) -> float:
+    """The same, when the last box is gone and the template has its next fork in reserve."""
+    return await _first_result(hutch, PAUSE_SECONDS)
 
 
 def _cold_import() -> None:

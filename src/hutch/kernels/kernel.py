@@ -58,6 +58,8 @@ class Kernel:
         self.warm = False
         self.interrupted = False
         """Whether somebody has asked to interrupt the run that goes on."""
+        self._starting = False
+        """Whether the process has not said yet that it takes code."""
         self._notes: tuple[str, ...] = ()
         """Remarks of a new process, which the next result passes on."""
         self._cursors = {"stdout": 0, "stderr": 0}
@@ -84,8 +86,8 @@ class Kernel:
         self.started_at = started_at
         self._cursors = {"stdout": stdout, "stderr": stderr}
 
-    async def start(self, instance: Instance) -> Process:
-        """Start the interpreter and wait until it takes code.
+    async def start(self, instance: Instance, *, wait: bool = True) -> Process:
+        """Start the interpreter and wait until it takes code; without `wait` not for a forked one, which soon will.
 
         Raises:
             NotRunnable: The box has no such program, or it ended at once.
@@ -100,7 +102,12 @@ class Kernel:
             if forked is not None:
                 self.warm = True
                 self._notes = (*self._notes, *forked[1])
-                return await self._begin(instance, forked[0], b"")
+                if wait:
+                    return await self._begin(instance, forked[0], b"")
+                self._reset()
+                self._starting = True
+                self.process = forked[0]
+                return forked[0]
         try:
             process = await instance.start(command)
         except NotRunnable as error:
@@ -123,9 +130,7 @@ class Kernel:
 
     async def _begin(self, instance: Instance, process: Process, first: bytes) -> Process:
         """Wait until a new process takes code."""
-        self._cursors = {"stdout": 0, "stderr": 0}
-        self._count = 0
-        self.started_at = time.time()
+        self._reset()
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await self._await_ready(process, first)
@@ -138,6 +143,13 @@ class Kernel:
         self._notes = (*self._notes, *ready.notes)
         self.process = process
         return process
+
+    def _reset(self) -> None:
+        """Forget what an earlier process has said and counted."""
+        self._cursors = {"stdout": 0, "stderr": 0}
+        self._count = 0
+        self._starting = False
+        self.started_at = time.time()
 
     async def _await_ready(self, process: Process, first: bytes) -> Ready:
         if self.language is Language.BASH:
@@ -206,17 +218,19 @@ class Kernel:
         await self.lock.acquire()
         run: Run | None = None
         try:
-            process = self.process or await self.start(instance)
+            process = self.process or await self.start(instance, wait=False)
             notes, self._notes = self._notes, ()
+            starting, self._starting = self._starting, False
             self.interrupted = False
             self._count += 1
-            run = Run(self, process, timeout_sec, keep_output, notes)
+            run = Run(self, process, timeout_sec, keep_output, notes, starting=starting)
             if not await run.begin(code, env):
                 await run.close()
                 run = None
                 await self.end(instance)
                 process = await self.start(instance)
-                notes = (f"kernel {self.id} had ended since its last run: this is a new one, its state is gone",)
+                if not starting:
+                    notes = (f"kernel {self.id} had ended since its last run: this is a new one, its state is gone",)
                 run = Run(self, process, timeout_sec, keep_output, (*notes, *self._notes))
                 await run.begin(code, env)
             async for piece in run.pieces():
@@ -260,8 +274,10 @@ class Run:
     """One piece of code from its start to its result."""
 
     def __init__(
-        self, kernel: Kernel, process: Process, timeout_sec: float | None, keep_output: int, notes: tuple[str, ...]
-    ) -> None:
+        self, kernel: Kernel, process: Process, timeout_sec: float | None, keep_output: int, notes: tuple[str, ...],
+        *, starting: bool = False,
+    ) -> None:  # fmt: skip
+        """`starting`: the kernel will say that it takes code, and the time counts from then on."""
         self.finished = False
         self.died = False
         self._kernel = kernel
@@ -273,7 +289,9 @@ class Run:
         self._began = time.monotonic()
         self._queue: asyncio.Queue[Message | Ended | HutchError] = asyncio.Queue(_AHEAD)
         self._reader: asyncio.Task[None] | None = None
+        self._starting = starting
         self._timed_out = False
+        self._given_up_at = 0.0
 
     async def begin(self, code: str, env: Mapping[str, str]) -> bool:
         """Send the code; return False if the kernel has ended since its last run.
@@ -332,7 +350,8 @@ class Run:
                     await self._queue.put(Printed(run=self._id, name="stderr", text=text))
                     continue
                 for message in lines.feed(data):
-                    if isinstance(message, Ready) or message.run != self._id:
+                    ours = self._starting if isinstance(message, Ready) else message.run == self._id
+                    if not ours:
                         continue  # It belongs to a run that an earlier keeper gave up.
                     await self._queue.put(message)
                     if isinstance(message, Done):
@@ -364,7 +383,11 @@ class Run:
             if isinstance(message, HutchError):
                 self.finished = True
                 raise message
-            if isinstance(message, Printed):
+            if isinstance(message, Ready):
+                self._starting = False
+                self._began = time.monotonic()
+                self._notes = (*self._notes, *message.notes)
+            elif isinstance(message, Printed):
                 stream = "stderr" if message.name == "stderr" else "stdout"
                 self._collected.print(stream, message.text)
                 yield CodePiece(stream=stream, text=message.text)
@@ -382,18 +405,20 @@ class Run:
 
     async def _next(self) -> Message | Ended | HutchError:
         """Return the next message. At the deadline the code is interrupted, and killed if that does not help."""
-        if self._timeout is None:
-            return await self._queue.get()
-        deadline = self._began + self._timeout
-        if not self._timed_out:
+        while not self._timed_out:
+            seconds = START_SECONDS if self._starting else self._timeout
+            if seconds is None:
+                return await self._queue.get()
             try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                async with asyncio.timeout(max(0.0, self._began + seconds - time.monotonic())):
                     return await self._queue.get()
             except TimeoutError:
                 self._timed_out = True
+                self._timeout = seconds
+                self._given_up_at = time.monotonic() + INTERRUPT_SECONDS
                 await self._kernel.signal_interrupt()
         try:
-            async with asyncio.timeout(max(0.0, deadline + INTERRUPT_SECONDS - time.monotonic())):
+            async with asyncio.timeout(max(0.0, self._given_up_at - time.monotonic())):
                 return await self._queue.get()
         except TimeoutError:
             await self._process.signal(SIGKILL)

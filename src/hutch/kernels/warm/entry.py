@@ -16,7 +16,7 @@ from hutch.guest import main as guest
 from hutch.guest.channels import Channel, Fields
 from hutch.guest.spawn import OomScore
 from hutch.kernels.programs.python.kernel import Prepared
-from hutch.linux import identity, kernel, landlock, seccomp
+from hutch.linux import identity, kernel, landlock, pid_namespace, seccomp
 from hutch.providers.native.spawn import kernel_limits, wire
 from hutch.providers.native.spawn.netlink_permits import NetlinkPermits
 
@@ -90,14 +90,12 @@ class Entry:
             os.chdir("/")
             kernel.close_all_but([self._sock.fileno(), base, request.listener, request.options])
             self._step = "start the guest"
-            forked = os.fork()  # Only children are created in the pid namespace.
-            if forked == 0:
-                self._serve(base)
-            wire.send(self._sock, {"pid": forked})
+            pid = pid_namespace.go_on_inside()
+            wire.send(self._sock, {"pid": pid})
         except BaseException as error:
             self._report(error)
             os._exit(1)
-        os._exit(0)
+        self._serve(base)
 
     def _serve(self, base: int) -> NoReturn:
         request, settings = self._request, self._settings
@@ -112,21 +110,25 @@ class Entry:
             os.close(base)
             asking = settings.filter.load()
             kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-            self._step = "serve"
-            # From now on SO_PEERCRED names this process to whoever connects, and not the keeper that bound the socket.
-            with socket.socket(fileno=os.dup(request.listener)) as listener:
-                listener.listen(_BACKLOG)
-            given = json.loads(wire.read_memfd(request.options))
-            self._first = given.pop("kernel")
-            options = guest.Options(**given)
-            context = guest.GuestContext(is_secondary=True, name="kernels")
-            guest.serve(
-                request.listener, options, context, operations={"kernel": self._start_kernel},
-                on_created=lambda made: self._created(made, asking),
-            )  # fmt: skip
+            self._run_guest(asking)
         except BaseException as error:
             self._report(error)
             os._exit(1)
+
+    def _run_guest(self, asking: int) -> NoReturn:
+        self._step = "serve"
+        request = self._request
+        # From now on SO_PEERCRED names this process to whoever connects, and not the keeper that bound the socket.
+        with socket.socket(fileno=os.dup(request.listener)) as listener:
+            listener.listen(_BACKLOG)
+        given = json.loads(wire.read_memfd(request.options))
+        self._first = given.pop("kernel")
+        options = guest.Options(**given)
+        context = guest.GuestContext(is_secondary=True, name="kernels")
+        guest.serve(
+            request.listener, options, context, operations={"kernel": self._start_kernel},
+            on_created=lambda made: self._created(made, asking),
+        )  # fmt: skip
 
     def _created(self, made: guest.Guest, asking: int) -> None:
         if asking >= 0:

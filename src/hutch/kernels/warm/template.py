@@ -19,8 +19,10 @@ from hutch.guest.protocol import encode
 from hutch.kernels.programs.python.kernel import Prepared, prepare
 from hutch.kernels.programs.python.snapshot import reseed
 from hutch.kernels.warm.entry import Entry, EntryRequest, Settings
+from hutch.kernels.warm.rehearsal import Rehearsal
 from hutch.linux import address_space, identity, kernel, landlock, seccomp
 from hutch.providers.native.spawn import wire
+from hutch.providers.native.spawn.prefault import learn_pages, prefault_pages
 
 _DESCRIPTORS = 4
 """What comes with a request: the box's pidfd, the guest's listening socket, its options, and its report socket."""
@@ -54,6 +56,8 @@ def main(fd: int, libraries: list[str]) -> None:
     gc.collect()
     gc.freeze()  # so that no collection writes to pages that kernels share
     address_space.use_huge_pages()
+    if threads == 1:
+        learn_pages(lambda: Rehearsal(settings, prepared).perform())
     sock.sendall(encode({"ready": True, "threads": threads, "missing": missing, "seconds": time.monotonic() - began}))
     if threads == 1:
         _Server(sock, settings, prepared).run()
@@ -144,6 +148,7 @@ class _Server:
         if os.fork() == 0:
             ours.close()
             self._sock.close()
+            prefault_pages()
             received = wire.receive(theirs)
             if received is None:
                 os._exit(0)  # The template has ended.
