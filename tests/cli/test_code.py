@@ -46,9 +46,11 @@ def test_a_prompt_on_a_terminal(home: Home) -> None:
 def test_an_environment_is_prepared_and_used(home: Home) -> None:
     """After `hutch kernel prepare` a new box's kernel has pandas, without an import that takes time."""
     assert "nothing is prepared" in home.good("kernel", "show")
+    assert "start cold: `hutch kernel prepare`" in home.hutch("doctor").stdout.decode()
     prepared = json.loads(home.good("kernel", "prepare", "--json", "--python", sys.executable))
     assert prepared["python"].endswith("/bin/python") and "pandas" in prepared["libraries"]
     assert prepared["prefix"] in home.good("kernel", "show")
+    assert f"prepared in {prepared['prefix']}: Python kernels start warm" in home.hutch("doctor").stdout.decode()
     home.good("box", "create", "--name", "warm", "--memory", "512")
     told = home.good("box", "python", "-c", "import sys\nprint('pandas' in sys.modules, sys.prefix)", "warm")
     assert told == f"True {prepared['prefix']}\n"

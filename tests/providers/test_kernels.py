@@ -10,8 +10,12 @@ from hutch.kernels.table import KernelTable
 from hutch.model.code import CodeResult
 from hutch.model.results import Cause
 from hutch.providers.base import Instance
+from tests.kernels import test_javascript, test_typescript
+from tests.kernels.test_typescript import compiler
 from tests.providers import daemons, rootfs
 from tests.providers.making import box
+
+__all__ = ["compiler"]
 
 
 async def _run(kernels: KernelTable, made: Instance, language: str, code: str, timeout: float = 60.0) -> CodeResult:
@@ -81,9 +85,30 @@ async def test_python_and_javascript_in_a_container(docker: daemons.Daemon, tmp_
         again = await run("python", "'kept' in globals()")
         assert again.text == "False" and any("state is gone" in note for note in again.notes)
 
+        for mime, (code, wanted) in test_javascript.DISPLAYS.items():
+            shown = await run("javascript", code)
+            assert [display.data.get(mime) for display in shown.displays] == [wanted], (mime, shown)
+        for code, (name, _) in test_javascript.ERRORS.items():
+            failed = await run("javascript", code)
+            assert failed.error is not None and failed.error.name == name and failed.verdict.cause is Cause.EXIT, failed
         assert (await run("javascript", "const kept = [1, 2]; kept.map(n => n * 2)")).text.replace(" ", "") == "[2,4]"
         assert (await run("javascript", "console.log(kept.length); await Promise.resolve(5)")).stdout == "2\n"
         thrown = await run("javascript", "throw new TypeError('no')")
         assert thrown.error is not None and thrown.error.name == "TypeError"
         assert (await run("javascript", "for (;;) {}", 1)).verdict.cause is Cause.TIMEOUT
         assert (await run("javascript", "kept.length")).text == "2"
+
+
+async def test_typescript_in_a_container(docker: daemons.Daemon, tmp_path: Path, compiler: Path) -> None:
+    """Types, enums and top-level await, by the package in the box; a wrong annotation is a syntax error (S5)."""
+    await asyncio.to_thread(daemons.load, docker, rootfs.INTERPRETERS, await asyncio.to_thread(rootfs.interpreters))
+    provider = daemons.provider(docker, tmp_path)
+    async with box(provider, memory_mb=512, image=f"oci:{rootfs.INTERPRETERS}") as made:
+        for name in ("package.json", "lib/typescript.js"):
+            await made.files.write(f"node_modules/typescript/{name}", (compiler / name).read_bytes())
+        kernels = KernelTable()
+        for code, value in test_typescript.CODE.items():
+            result = await _run(kernels, made, "typescript", code)
+            assert result.text == value, (code, result)
+        wrong = await _run(kernels, made, "typescript", "let wrong: = 3")
+        assert wrong.error is not None and wrong.error.name == "SyntaxError"
