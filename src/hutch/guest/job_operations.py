@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_RESULT_BYTES = 1 << 20
+KILL_SECONDS = 5.0
+"""How long the answer to `kill_all` waits for the ends of jobs."""
 FOLLOW_TIMEOUT = 10.0
 """Seconds that a job started with `follow` waits for its live reader before it continues without one."""
 CHUNK = 1 << 18
@@ -143,8 +145,22 @@ def _make_room(guest: "Guest", channel: Channel, _fields: Fields) -> None:
 
 
 def _kill_all(guest: "Guest", channel: Channel, _fields: Fields) -> None:
-    guest.jobs.kill_all(guest.context.is_init)
-    channel.reply()
+    """Answer when the killed jobs have ended, or in a while: a process may be stuck in the kernel."""
+    killed = guest.jobs.kill_all(guest.context.is_init)
+
+    def answer() -> None:
+        timer.cancel()
+        if channel.open:
+            channel.reply()
+
+    def look() -> None:
+        if all(job.ended for job in killed):
+            answer()
+
+    timer = guest.loop.call_later(KILL_SECONDS, answer)
+    for job in killed:
+        job.listeners.append(look)
+    look()
 
 
 def _start_job(jobs: Jobs, fields: Fields, with_input: bool) -> Job:

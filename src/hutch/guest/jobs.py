@@ -396,14 +396,19 @@ class Jobs:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)
 
-    def kill_all(self, everything: bool) -> None:
-        """Kill all jobs, and with `everything` all processes of the pid namespace if the guest is its init."""
+    def kill_all(self, everything: bool) -> tuple[Job, ...]:
+        """Kill all jobs, and with `everything` all processes of the pid namespace if the guest is its init.
+
+        Return the jobs, which end in a moment.
+        """
         if everything and os.getpid() == 1:
             with suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
-        for job in tuple(self._by_pid.values()):
+        killed = tuple(self._by_pid.values())
+        for job in killed:
             job.cancelled = True
             job.kill()
+        return killed
 
     # --- remembering -------------------------------------------------------------------------------------------
 

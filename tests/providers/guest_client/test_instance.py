@@ -8,7 +8,7 @@ import pytest
 from tests.guest.guest_process import LIMITS, TIMEOUT, instance_of, running_guest, until
 
 from hutch.errors import BoxBroken, NotFound, NotRunnable, Unavailable, Unsupported
-from hutch.model.results import Cause
+from hutch.model.results import Cause, JobState
 from hutch.providers.base import Command
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.verdicts import MB, Counters
@@ -142,6 +142,7 @@ async def test_everything_can_be_ended_at_once() -> None:
         async with instance_of(guest) as box:
             jobs = [await box.start(Command(command="exec sleep 1000")) for _ in range(5)]
             await box.kill_all()
+            assert not any(job.state is JobState.RUNNING for job in await box.jobs())
             for job in jobs:
                 assert (await job.wait(TIMEOUT)).verdict.cause is Cause.CANCELLED
             assert (await box.run(Command(command="echo fine"))).stdout == "fine\n"
