@@ -5,13 +5,16 @@ import re
 import subprocess
 import sys
 import time
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from hutch.server.routes import ROUTES, May, Route
 from tests.cli.cli_process import answer as cli
-from tests.server.serving import Client, Server, serving, until
+from tests.server.serving import TIMEOUT_SECONDS, Client, Server, serving, until
+from tests.server.test_websockets import attached
 
 ABSENT = "a" * 20
 
@@ -177,6 +180,29 @@ def test_revoked_keys_open_nothing(server: Server, client: Client) -> None:
     _, listed = cli("key", "list", env=environ)
     by_id = {key["id"]: key for key in listed["keys"]}
     assert by_id[told["key"]["id"]]["revoked_at"] is not None
+
+
+def test_what_a_revoked_key_has_open_ends(server: Server, client: Client) -> None:
+    """A terminal and a stream of events went on for as long as their client liked. Those of another key do."""
+    made = client.good("POST", "/v1/keys", {"role": "user", "owner": "leaver"})
+    stays = server.tcp(server.key("user", "leaver"), hutch_session="s")
+    leaves = server.tcp(made["text"], hutch_session="s")
+    with stays.box() as box, attached(stays, f"{box}/terminal") as kept, attached(leaves, f"{box}/terminal") as lost:
+        connection, events = leaves.open("GET", "/v1/events", accept="text/event-stream")
+        assert events.readline() == b": hutch\n"
+        client.good("DELETE", f"/v1/keys/{made['key']['id']}")
+        with pytest.raises(ConnectionClosed):
+            while lost.recv(TIMEOUT_SECONDS):
+                pass
+        with pytest.raises((IncompleteRead, ConnectionError)):
+            events.read()
+        connection.close()
+        kept.send(b"echo still $((6 * 7))\n")
+        seen = b""
+        while b"still 42" not in seen:
+            frame = kept.recv(TIMEOUT_SECONDS)
+            assert isinstance(frame, bytes)
+            seen += frame
 
 
 def test_the_store_holds_no_key(server: Server) -> None:

@@ -81,8 +81,14 @@ class Call:
         connection: Connection | None = scope.get(CONNECTION)
         if connection is not None and connection.owner != owner:
             self.service.connections.admit(connection, owner)
+        if connection is not None:
+            connection.key = self.caller.key_id
         self.account = self.service.budget.account(self.caller.key_id)
         return self.account
+
+    def end_key(self, key: str) -> None:
+        """End what was begun with a key that is revoked now; the answer to this request is still sent."""
+        self.service.connections.end_key(key, but=self._scope.get(CONNECTION))
 
     @property
     def keeper(self) -> Keeper:

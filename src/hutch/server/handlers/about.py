@@ -138,8 +138,9 @@ async def create_key(call: Call, body: KeyBody) -> Reply:
 
 
 async def revoke_key(call: Call) -> Reply:
-    """Revoke a key; revoking it twice is no error."""
+    """Revoke a key; revoking it twice is no error. What was begun with it at this server ends: streams, terminals."""
     key = await call.service.keys.revoke(call.params["key"])
+    call.end_key(key.id)
     log("server").warning("key revoked", id=key.id, owner=key.owner, by=call.caller.key_id)
     return Reply(key)
 

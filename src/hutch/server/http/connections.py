@@ -56,6 +56,7 @@ class Connection:
         "_waited",
         "address",
         "busy",
+        "key",
         "owner",
         "transport",
         "unfinished",
@@ -66,6 +67,8 @@ class Connection:
         self.address = ""
         self.owner = ""
         """The owner of the key that it has shown, or the grant of a preview; empty while it is anonymous."""
+        self.key = ""
+        """The id of the key that it has shown last."""
         self.busy: Callable[[], bool] = lambda: True
         """Tells whether a request is being answered on it."""
         self.unfinished = 0
@@ -159,6 +162,11 @@ class Connections:
                 details={"connections": self._max_per_owner}, remedy="end some of its streams",
             )  # fmt: skip
         self.identify(connection, owner)
+
+    def end_key(self, key: str, but: Connection | None) -> None:
+        """Close every connection that has shown a key, because it was revoked, besides the one that asks for it."""
+        for each in [each for group in self._known.values() for each in group if each.key == key and each is not but]:
+            self._close(each)
 
     def identify(self, connection: Connection, owner: str) -> None:
         """Move the connection from the anonymous ones to those of the owner."""
