@@ -80,14 +80,19 @@ class Authenticator:
         self._hosts = _LOCAL_NAMES | own | advertised | {host.lower() for host in table.hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
 
-    def check_origin(self, headers: Mapping[str, str], scheme: str) -> None:
-        """Refuse requests of foreign web pages, by their origin or by a rebound host name (DNS rebinding)."""
-        host = headers.get("host", "")
-        if not self._unix and _host_name(host) not in self._hosts:
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Refuse requests to a name that is not this server's, as a web page sends them by DNS rebinding."""
+        name = _host_name(headers.get("host", ""))
+        if not self._unix and name not in self._hosts:
             raise Refused(
-                f"this server is not called {_host_name(host)!r}",
+                f"this server is not called {name!r}",
                 remedy="call it by its address, or add the name to server.hosts",
             )
+
+    def check_origin(self, headers: Mapping[str, str], scheme: str) -> None:
+        """Refuse requests of foreign web pages, by their origin or by a rebound host name."""
+        self.check_host(headers)
+        host = headers.get("host", "")
         origin = headers.get("origin")
         if origin is None:
             if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):

@@ -1,5 +1,6 @@
 """Who reaches a preview: tokens, cookies, public previews, revocation, and pages of other origins."""
 
+import base64
 import json
 import time
 from collections.abc import Iterator
@@ -126,6 +127,66 @@ def test_the_cookie_counts_for_no_page_of_another_origin(preview: Preview, heade
     assert preview.visit("GET", "/", **cookie, **link).status == 200
 
 
+@pytest.mark.parametrize("path", ["//evil.example/", "///evil.example/", "/\\evil.example/", "/\\/evil.example/"])
+def test_a_first_visit_leads_to_no_other_host(preview: Preview, path: str) -> None:
+    """A link to a preview with its token is no open redirect: to a browser `//` and `/\\` begin a host name."""
+    with preview.open("GET", f"{path}?hutch_preview={preview.token}", Accept=HTML) as first:
+        assert (first.status, first.headers["location"]) == (307, "/evil.example/")
+        first.read()
+
+
+def test_the_program_gets_no_host_but_a_name(preview: Preview) -> None:
+    """Programs write it into links, so nothing may stand in it that begins a user, a path or a query."""
+    name, _, port = preview.host.rpartition(":")
+    for host in (f"evil@{name}:{port}", f"{name}:{port}/evil", f"{name}:{port}#", f"{name}:{port}?a", f"{name}:evil"):
+        with preview.open("GET", "/echo", Hutch_Preview=preview.token, Host=host) as response:
+            assert response.status == 403, host
+            response.read()
+    assert preview.echo(Host=f"{name.upper()}.:{port}", X_Forwarded_Host="evil")["headers"]["x-forwarded-host"] == (
+        f"{name.upper()}.:{port}"
+    )
+
+
+def test_a_rebound_name_reaches_no_preview_by_its_path(preview: Preview, owner: Client) -> None:
+    """A page of such a name would be of one origin with the preview, and read a public one (DNS rebinding)."""
+    public = owner.good("POST", f"{preview.path}/ports/{PORT}/url", {"public": True})
+    for facts in (preview.facts, public):
+        path = "/" + facts["path_url"].split("/", 3)[3]
+        for host, status in (("evil.example", 403), (f"127.0.0.1:{preview.address[1]}", 200)):
+            with preview.open("GET", path, Host=host) as response:
+                assert response.status == status, host
+                response.read()
+    owner.good("DELETE", f"{preview.path}/previews/{public['id']}")
+
+
+def test_answers_are_kept_for_no_other_visitor(preview: Preview, owner: Client) -> None:
+    """A cache on the way gives what one visitor saw by a token to nobody without it; everybody may see a public one."""
+    raw = base64.urlsafe_b64encode(b"HTTP/1.1 200 OK\r\nCache-Control: public, max-age=9\r\nContent-Length: 0\r\n\r\n")
+    target = f"/raw?answer={raw.decode()}"
+    assert cache_control(preview, target, Hutch_Preview=preview.token) == ["public, max-age=9", "private"]
+    public = owner.good("POST", f"{preview.path}/ports/{PORT}/url", {"public": True})
+    assert cache_control(preview, target) == ["public, max-age=9"]
+    owner.good("DELETE", f"{preview.path}/previews/{public['id']}")
+    assert cache_control(preview, target) == ["no-store"]
+
+
+def cache_control(preview: Preview, target: str, **headers: str) -> list[str]:
+    with preview.open("GET", target, **headers) as response:
+        response.read()
+        return response.headers.get_all("cache-control") or []
+
+
+def test_no_program_asks_for_a_password_in_the_servers_name(preview: Preview) -> None:
+    """In the path form all programs share the server's origin, and browsers would give each the others' password."""
+    raw = b'HTTP/1.1 401 X\r\nWWW-Authenticate: Basic realm="Hutch"\r\nContent-Length: 0\r\n\r\n'
+    target = f"raw?answer={base64.urlsafe_b64encode(raw).decode()}"
+    path = "/" + preview.facts["path_url"].split("/", 3)[3]
+    for start, host, asked in (("/", preview.host, True), (path, f"127.0.0.1:{preview.address[1]}", False)):
+        with preview.open("GET", start + target, Hutch_Preview=preview.token, Host=host) as response:
+            assert (response.status, "www-authenticate" in response.headers) == (401, asked)
+            response.read()
+
+
 def test_keys_and_cookies_of_the_server_stay_outside(preview: Preview, owner: Client) -> None:
     """A key of Hutch goes into no box, whatever header it comes in; the page's own authorization does (Lesson 32)."""
     key = owner.headers["authorization"]
@@ -136,6 +197,12 @@ def test_keys_and_cookies_of_the_server_stay_outside(preview: Preview, owner: Cl
     assert key.split()[1] not in str(seen)
     assert not [name for name in seen["headers"] if name.startswith(("hutch-", "proxy-")) or name == "forwarded"]
     assert "x-forwarded-for" not in seen["headers"]
+    for name in ("X_LangBot_Box_Control_Token", "X_Access_Token", "X_Own"):
+        assert name.lower().replace("_", "-") not in preview.echo(**{name: key.split()[1]})["headers"]
+    for name in ("Referer", "E2b_Traffic_Access_Token", "X_Own"):
+        assert preview.token not in str(preview.echo(**{name: f"http://x/?a={preview.token}"}))
+    cookies = f"own=1; hutch-dashboard-7300=x; hutch_preview={preview.token}"
+    assert preview.echo(Cookie=cookies)["headers"]["cookie"] == "own=1"
     assert preview.echo(Authorization="Bearer of-the-page")["headers"]["authorization"] == "Bearer of-the-page"
 
 

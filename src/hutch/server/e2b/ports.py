@@ -58,7 +58,7 @@ async def proxy(request: Request, port: int, scope: Scope, receive: Receive, sen
         return await keeper.ports.connect(live, port)
 
     host = live.record.spec.labels.get(MASKED_HOST, "").replace("${PORT}", str(port)) or call.header("host")
-    visit = Visit(port, host, previews.hosts.scheme, drop=_OURS)
+    visit = Visit(port, host, previews.hosts.scheme, drop=_OURS, private=not grant.public)
     passing = proxy_websocket if scope["type"] == "websocket" else proxy_http
     try:
         async with previews.access.using(grant):

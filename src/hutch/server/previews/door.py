@@ -91,6 +91,8 @@ class PreviewDoor:
         if name is None:
             self._auth.count_anonymous(scope["client"])
             raise NotFound("this address names no port of a box", remedy="`hutch box url BOX PORT` makes one")
+        if path_name is not None:
+            self._auth.check_host(headers)  # Else a rebound name would share its origin with these pages.
         if path_name is not None and _is_preflight(scope, headers):
             await _answer_preflight(send)
             return
@@ -99,7 +101,7 @@ class PreviewDoor:
         self._count_connection(scope, grant)
         if path_name is None and await self._redirected(scope, headers, grant, live, send):
             return
-        visit = self._visit(headers, name, path_name)
+        visit = self._visit(headers, name, path_name, private=not grant.public)
         if path_name is not None and scope["path"] == path_name.prefix:
             await _redirect(send, f"{path_name.prefix}/", [])
             return
@@ -171,15 +173,15 @@ class PreviewDoor:
         clean = _without_token(scope)
         query = clean["query_string"].decode("latin-1")
         target = clean["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        # A path of two slashes would name another host.
-        await _redirect(send, "/" + target.lstrip("/"), [(b"set-cookie", cookie.encode())])
+        # A path of two slashes would name another host; to a browser a backslash is one.
+        await _redirect(send, "/" + target.lstrip("/\\"), [(b"set-cookie", cookie.encode())])
         return True
 
-    def _visit(self, headers: dict[str, str], name: PortName, path_name: PathName | None) -> Visit:
+    def _visit(self, headers: dict[str, str], name: PortName, path_name: PathName | None, *, private: bool) -> Visit:
         scheme = self._previews.hosts.scheme
         if path_name is None:
-            return Visit(name.port, headers["host"], scheme)
-        return Visit(name.port, f"localhost:{name.port}", scheme, path_name.prefix)
+            return Visit(name.port, headers["host"], scheme, private=private)
+        return Visit(name.port, f"localhost:{name.port}", scheme, path_name.prefix, private=private)
 
     async def start(self) -> None:
         return None

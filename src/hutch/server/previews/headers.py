@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from hutch.keeper import keys
-
 Headers = list[tuple[bytes, bytes]]
 
 COOKIE = "hutch_preview"
@@ -35,13 +33,18 @@ _WEBSOCKET = frozenset(
 _ORIGIN_WIDE = frozenset(
     {b"set-cookie", b"strict-transport-security", b"service-worker-allowed", b"nel", b"report-to",
      b"reporting-endpoints", b"access-control-allow-origin", b"access-control-allow-credentials",
-     b"access-control-expose-headers", b"referrer-policy"}
+     b"access-control-expose-headers", b"referrer-policy", b"www-authenticate"}
 )  # fmt: skip
-"""In the path form the origin of an answer is the server's own, and these would act on all of it."""
+"""In the path form the origin of an answer is the server's own, and these would act on all of it: browsers send the
+password that they asked for in the name of one program to every other program of that origin that asks for it."""
 SANDBOX = b"sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 """Without `allow-same-origin`, a page has an opaque origin: no storage, no cookies, and the API refuses its calls."""
 _SITE_WIDE = frozenset({b"clear-site-data", b"alt-svc"})
 """`Clear-Site-Data` removes the cookies of the whole registrable domain, and `Alt-Svc` leads to other ports."""
+_OUR_COOKIES = (COOKIE.encode(), b"hutch-dashboard")
+"""How the names of the server's own cookies begin."""
+_SECRET = re.compile(rb"hutch_k[0-9a-f]{12}_|p[0-9a-f]{16}\.[0-9a-f]{48}", re.IGNORECASE)
+"""A key of Hutch, or the token of a preview."""
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[^\x00\r\n]*")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
@@ -63,6 +66,8 @@ class Visit:
     are."""
     origin: str = ""
     """The origin that the box sees instead of the visitor's own one; empty to pass it on."""
+    private: bool = False
+    """Whether answers are for this visitor alone, so that no cache on the way may keep them for others."""
 
 
 def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, websocket: bool = False) -> Headers:
@@ -75,7 +80,7 @@ def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, we
     kept += [
         (name, value)
         for name, value in pairs
-        if name not in dropped and not name.startswith(b"hutch-") and not _is_key(name, value)
+        if name not in dropped and not name.startswith(b"hutch-") and not _SECRET.search(value)
     ]
     if visit.prefix:
         # The path form shares the server's host name, and so would its cookies and its address be shared.
@@ -117,6 +122,8 @@ def response_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit) -> H
         kept.append((name, value))
     if visit.prefix:
         kept += path_form_headers()
+    if visit.private:
+        kept.append((b"cache-control", b"private"))  # Of two directives the stricter one holds (RFC 9111, 4.2.1).
     return kept
 
 
@@ -146,16 +153,9 @@ def _named_by_connection(pairs: Headers) -> frozenset[bytes]:
     return frozenset(each.strip() for each in named if each.strip())
 
 
-def _is_key(name: bytes, value: bytes) -> bool:
-    """Whether a header holds a key of Hutch. Other authorizations are between the page and its program."""
-    if name not in (b"authorization", b"x-api-key", b"x-access-token"):
-        return False
-    return f"{keys.PREFIX}_".encode() in value.lower()
-
-
 def _without_ours(cookies: bytes) -> bytes:
     parts = [part.strip() for part in cookies.split(b";")]
-    return b"; ".join(part for part in parts if part and part.partition(b"=")[0].strip() != COOKIE.encode())
+    return b"; ".join(part for part in parts if part and not part.startswith(_OUR_COOKIES))
 
 
 def _host_only(cookie: bytes) -> bytes:

@@ -14,6 +14,7 @@ from hutch.model.ids import BoxId
 PATH_PREFIX = "/preview/"
 NO_TOKEN = "-"
 """Stands for the token in the path of a public preview."""
+_HOST = re.compile(r"([A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _LABEL = re.compile(r"([1-9][0-9]{0,4})-([a-z0-9]{20})")
 
 
@@ -58,11 +59,12 @@ def parse_path(path: str) -> PathName | None:
 
 
 def host_name(host: str) -> str:
-    """Return the name of a Host header in lower case, without port and final dot; empty if it is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
-    except ValueError:
-        return ""
+    """Return the name of a Host header in lower case, without port and final dot; empty if it is none.
+
+    The program in the box gets the header as it is and may write it into links, so it is nothing but a name and a port.
+    """
+    match = _HOST.fullmatch(host)
+    return match[1].lower().removesuffix(".") if match is not None else ""
 
 
 class PreviewHosts:
