@@ -22,11 +22,13 @@ PACKAGES = {
     BASE: ("bash", "ca-certificates", "curl", "git", "procps", "python3", "python3-pip", "python3-venv"),
     INTERPRETER: ("nodejs", "python3-matplotlib", "python3-pandas", "python3-pil"),
     DESKTOP: (
-        "dbus-x11", "libgtk-3-bin", "net-tools", "novnc", "scrot", "x11-utils", "x11-xserver-utils", "x11vnc", "xauth",
-        "xdg-utils", "xdotool", "xfce4-panel", "xfce4-session", "xfdesktop4", "xfwm4", "xterm", "xvfb",
+        "dbus-x11", "libgtk-3-bin", "net-tools", "novnc", "python3-cffi-backend", "scrot", "x11-utils",
+        "x11-xserver-utils", "x11vnc", "xauth", "xdg-utils", "xdotool", "xfce4-panel", "xfce4-session", "xfdesktop4",
+        "xfwm4", "xterm", "xvfb",
     ),
 }  # fmt: skip
-"""What each image has; the others have what the base has too."""
+"""What each image has; the others have what the base has too. debootstrap has to be told the packages that others only
+provide: python3-cffi-backend, which the server of noVNC needs."""
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 _LEFT_OUT = ("./dev/*", "./proc/*", "./sys/*", "./var/cache/apt/archives/*.deb", "./var/lib/apt/lists/*")
 _SETUP = """set -e
@@ -41,7 +43,7 @@ fi
 id user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --uid 1000 user
 [ -e /usr/bin/python ] || ln -s python3 /usr/bin/python
 rm -f /usr/lib/python3*/EXTERNALLY-MANAGED
-chmod 755 /usr/bin/sudo
+chmod 755 /usr/bin/sudo /root
 [ ! -d /usr/share/novnc ] || [ -e /opt/noVNC ] || ln -s /usr/share/novnc /opt/noVNC
 """
 SUDO = str(Path(__file__).with_name("programs") / "sudo.py")
