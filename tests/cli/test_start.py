@@ -12,8 +12,7 @@ HEAVY = frozenset({
     "_hashlib", "_ssl", "hashlib", "hmac", "random", "secrets", "ssl",
     # Archives, databases, code that is compiled at import, and what others bring along.
     "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
-    # Tracebacks, debugging and schemas.
-    "ast", "dis", "inspect", "linecache", "msgspec.inspect", "textwrap", "tokenize", "traceback",
+    "msgspec.inspect",
 })  # fmt: skip
 OTHERS_NEED = frozenset({
     "hutch.api", "hutch.client", "hutch.guest.files.trees", "hutch.images.store",
@@ -28,6 +27,8 @@ OTHERS_NEED = frozenset({
 WATCHDOGS = frozenset({
     "dataclasses", "hutch.providers.native.watch.memory", "hutch.providers.native.watch.cpu",
     "hutch.providers.native.watch.disk",
+    # What dataclasses loads, and asyncio would.
+    "ast", "dis", "inspect", "linecache", "textwrap", "tokenize", "traceback",
 })  # fmt: skip
 ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "HUTCH_STATE_DIR", "HUTCH_RUN_DIR")
 PROGRAM = """
