@@ -27,7 +27,9 @@ try:
     assert desktop.get_screen_size() == (1024, 768)
     desktop.move_mouse(500, 300)
     assert desktop.get_cursor_position() == (500, 300)
-    desktop.commands.run("xdotool windowactivate --sync " + windows()[0])
+    # Earlier releases of the SDK do not wait for the window manager.
+    while desktop.commands.run(f"xdotool windowactivate --sync {windows()[0]} || echo not yet").stdout:
+        desktop.wait(200)
     desktop.write("echo typed > /home/user/typed")
     desktop.press("enter")
     while not desktop.files.exists("/home/user/typed"):

@@ -22,6 +22,9 @@ HYPERAGENT = ("e2b==2.10.1", "e2b-code-interpreter==2.4.1")
 INTERPRETERS = (("e2b==2.45.1", "e2b-code-interpreter==2.9.1"), ("e2b==2.55.1", "e2b-code-interpreter==2.10.5"))
 """Code interpreters that follow `E2B_SANDBOX_URL`; earlier ones need TLS."""
 
+DONE = 'import os; print("done", flush=True); os._exit(0)'
+"""How programs end: threads of some releases' HTTP client now and then crash an interpreter that is going down."""
+
 HERE = Path(__file__).parent
 
 
@@ -90,7 +93,6 @@ async def hyperagent():
         await sandbox.kill()
 
 asyncio.run(hyperagent())
-print("done")
 """
 
 
@@ -98,13 +100,13 @@ print("done")
 @pytest.mark.timeout(900)
 def test_earlier_releases(hutch_e2b: E2B, tmp_path: Path) -> None:
     """(S13) Earlier releases of the SDK work too, with the calls of HyperAgent among them."""
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(PROGRAM + DONE)
     worked = []
     for release in EARLIER:
         python = str(python_of(f"e2b=={release}"))
         assert run([python, "program.py"], tmp_path, 120, **hutch_e2b.environment) == "done\n"
         worked.append(release)
-    (tmp_path / "interpreter.py").write_text(RUN_CODE + 'print("done")\n')
+    (tmp_path / "interpreter.py").write_text(RUN_CODE + DONE)
     for packages in INTERPRETERS:
         python = str(python_of(*packages))
         assert run([python, "interpreter.py"], tmp_path, 120, **hutch_e2b.environment) == "done\n"
@@ -142,7 +144,6 @@ async def hyperagent():
     await sandbox.kill()
 
 asyncio.run(hyperagent())
-print("done")
 """
 
 
@@ -150,7 +151,7 @@ print("done")
 @pytest.mark.timeout(900)
 def test_the_releases_that_hyperagent_locks(tls: TlsServer, tmp_path: Path) -> None:
     """(S13) e2b 2.10.1 and code interpreter 2.4.1, which insist on https and host names, work with `E2B_DOMAIN`."""
-    (tmp_path / "program.py").write_text(WITH_TLS)
+    (tmp_path / "program.py").write_text(WITH_TLS + DONE)
     python = str(python_of(*HYPERAGENT))
     environment = {"E2B_API_KEY": tls.key, "E2B_DOMAIN": f"{DOMAIN}:{tls.port}", "SSL_CERT_FILE": str(tls.authority)}
     assert run([python, "program.py"], tmp_path, 200, **environment) == "done\n"
