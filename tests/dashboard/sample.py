@@ -1,10 +1,12 @@
 """A server with something to look at: boxes of several owners in several states, jobs, files, a question, a skill."""
 
 import json
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.server.serving import Client, Server, serving
 from tests.server.world import MCP_SERVER, archive
@@ -24,6 +26,15 @@ if __name__ == "__main__":
 '''
 
 
+QUOTAS = """[quotas.team]
+boxes = 200
+memory_mb = 65536
+[quotas.acme]
+cpus = 8
+volumes = 3
+"""
+
+
 @dataclass(frozen=True)
 class Sample:
     server: Server
@@ -39,7 +50,7 @@ class Sample:
 
 @contextmanager
 def sample_server(**settings: str) -> Iterator[Sample]:
-    with serving(HUTCH_SERVER_ANSWER_SEC="600", **settings) as server:
+    with tempfile.TemporaryDirectory() as place, serving(**_configured(Path(place)), **settings) as server:
         admin, user, observer = (
             _key(server, role, name) for role, name in (("admin", "Ada"), ("user", "Ben"), ("observer", "wall screen"))
         )
@@ -66,6 +77,12 @@ def sample_server(**settings: str) -> Iterator[Sample]:
         client.call("GET", "/v1/boxes/nothing")
         with asking(client, box):
             yield Sample(server, admin, user, observer, box)
+
+
+def _configured(place: Path) -> dict[str, str]:
+    config = place / "hutch.toml"
+    config.write_text(QUOTAS)
+    return {"HUTCH_SERVER_ANSWER_SEC": "600", "HUTCH_CONFIG": str(config)}
 
 
 def _key(server: Server, role: str, name: str) -> str:

@@ -298,3 +298,15 @@ def test_tools_by_origin(visitor: Visitor, sample: Sample) -> None:
     page = visitor.sign_in(sample.user, "/tools")
     expect(page.locator("section", has_text="Built in").get_by_text("exec", exact=True)).to_be_visible()
     expect(page.get_by_role("heading", name="Of MCP servers")).to_be_visible()
+
+
+def test_quotas_and_their_use(visitor: Visitor, sample: Sample) -> None:
+    """An admin sees every owner's quota and how much of it is used, a user only the own one."""
+    page = visitor.sign_in(sample.admin, "/profiles")
+    quotas = page.get_by_role("table", name="Quotas")
+    expect(quotas.locator("tr", has_text="acme")).to_contain_text(re.compile(r"/ 8.*at most 3"))
+    expect(quotas.locator("tr", has_text="team")).to_contain_text(re.compile(r"\d / 200.* / 64 GB"))
+    visitor.context.clear_cookies()
+    visitor.sign_in(sample.user, "/profiles")
+    expect(quotas.locator("tr", has_text="team")).to_contain_text(re.compile(r"\d / 200"))
+    expect(quotas.locator("tr", has_text="acme")).to_have_count(0)

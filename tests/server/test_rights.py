@@ -119,6 +119,9 @@ def test_a_locked_default_is_left_through_no_door(server: Server) -> None:
         "company",
         ["company", "rooted", "team"],
     )
+    assert shown["quotas"]["acme"]["boxes"] == 0
+    everything = server.unix(hutch_admin="yes").good("GET", "/v1/profiles")
+    assert set(everything["quotas"]) == {"counted"} and everything["quotas"]["counted"] != shown["quotas"]["acme"]
     assert len(admin.good("GET", "/v1/profiles")["profiles"]) > 8
     with caller.box(profile="team", network="on", memory_mb=9000) as box:
         made = caller.good("GET", box)

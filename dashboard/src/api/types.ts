@@ -271,6 +271,9 @@ export interface Profile {
   [field: string]: unknown;
 }
 
+/** Limits over all boxes of one owner; 0 for no limit. */
+export type Quota = Record<"boxes" | "cpus" | "memory_mb" | "disk_mb" | "volumes" | "skills", number>;
+
 export interface Skill {
   name: string;
   description: string;

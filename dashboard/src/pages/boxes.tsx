@@ -116,7 +116,7 @@ export function UsageCell({ box }: { box: LiveBox }) {
 }
 
 /** A number of something limited, with a bar that shows how near the limit it is. */
-function Meter({ share, children }: { share: number | null; children: ReactNode }) {
+export function Meter({ share, children }: { share: number | null; children: ReactNode }) {
   const full = Math.min(1, share ?? 0);
   return (
     <span className={`meter ${full > 0.9 ? "full" : ""}`}>

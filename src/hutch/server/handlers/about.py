@@ -13,6 +13,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.model.status import Condition
 from hutch.policy.profiles import BUILT_IN, Profile
+from hutch.policy.quotas import Quota, quota_of
 from hutch.policy.rights import Action, RightsTable, check_table, default_of, require, visible
 from hutch.providers import registry
 from hutch.server.request import Call, Reply
@@ -22,6 +23,9 @@ from hutch.server.service import Failure
 class ProfileList(Record, frozen=True, kw_only=True):
     default: str
     profiles: list[Profile]
+    quotas: dict[str, Quota]
+    """What the boxes of an owner may use together. Callers that see all owners get every quota, of which `*` is for
+    owners without one of their own; others get the quota of their owner."""
 
 
 class ProviderList(Record, frozen=True, kw_only=True):
@@ -78,11 +82,12 @@ async def status(call: Call) -> Reply:
 
 
 async def profiles(call: Call) -> Reply:
-    """The profiles that the caller may use, as the configuration resolves them."""
-    config, rights = call.service.config, call.caller.rights
+    """The profiles that the caller may use, as the configuration resolves them, and the quotas that bind it."""
+    config, rights, owner = call.service.config, call.caller.rights, call.own.readable
     names = visible((*BUILT_IN, *sorted(config.profiles)), rights)
     found = [config.resolve_profile(name) for name in names]
-    return Reply(ProfileList(default=default_of(rights, config.profile), profiles=found))
+    quotas = config.quotas if owner is None else {owner: quota_of(config.quotas, owner)}
+    return Reply(ProfileList(default=default_of(rights, config.profile), profiles=found, quotas=quotas))
 
 
 class ProvidersQuery(Record, frozen=True, kw_only=True):
