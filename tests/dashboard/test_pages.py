@@ -195,6 +195,27 @@ def test_files(visitor: Visitor, sample: Sample, tmp_path: Path) -> None:
     expect(page.get_by_role("button", name=re.compile("^sent.bin"))).to_have_count(0)
 
 
+def test_several_files_are_uploaded_at_once(visitor: Visitor, sample: Sample, tmp_path: Path) -> None:
+    """Those of the chooser, and those that are dropped on the page."""
+    own = sample.server.tcp(sample.user, hutch_session="dashboard-" + sample.user.split("_")[1])
+    box = own.good("POST", "/v1/boxes", {"name": "uploads", "memory_mb": 128})["id"]
+    page = visitor.sign_in(sample.user, f"/boxes/{box}/files")
+    expect(page.get_by_role("list", name="Files")).to_be_visible()
+    for name in ("chosen-1", "chosen-2"):
+        (tmp_path / name).write_text(name)
+    page.locator("input[type=file]").set_input_files([tmp_path / "chosen-1", tmp_path / "chosen-2"])
+    expect(page.get_by_role("button", name=re.compile("^chosen"))).to_have_count(2)
+    dropped = page.evaluate_handle("""() => {
+        const data = new DataTransfer();
+        for (const name of ["dropped-1", "dropped-2"]) data.items.add(new File([name], name));
+        return data;
+    }""")
+    page.locator(".files").dispatch_event("drop", {"dataTransfer": dropped})
+    expect(page.get_by_role("button", name=re.compile("^dropped"))).to_have_count(2)
+    for name in ("chosen-1", "chosen-2", "dropped-1", "dropped-2"):
+        assert own.call("GET", f"/v1/boxes/{box}/files/content?path={name}").body == name.encode()
+
+
 def test_jobs_and_notebook(visitor: Visitor, sample: Sample) -> None:
     """A command's output is followed live, a job is killed; a cell prints, and its error is shown."""
     page = visitor.sign_in(sample.user, f"/boxes/{sample.box}/jobs")

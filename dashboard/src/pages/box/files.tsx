@@ -21,7 +21,8 @@ export function Files({ box }: { box: LiveBox }) {
   const chooser = useRef<HTMLInputElement>(null);
   const loaded = useLoaded(`${box.id} ${directory}`, (signal) => ofBox<{ files: FileInfo[] }>(box, "/files", { query: { path: directory }, signal }));
   const upload = async (files: FileList | null) => {
-    for (const file of files ?? []) {
+    // A copy, because the chooser's list is emptied while the first file is still on its way.
+    for (const file of [...(files ?? [])]) {
       await attempt(t("Uploaded {name}", { name: file.name }), () =>
         request("PUT", `/v1/boxes/${box.id}/files/content`, { ...access.options, query: { path: join(directory, file.name) }, content: file }));
     }
