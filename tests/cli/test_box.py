@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.cli.box.files import End, end_of
+from hutch.cli.commands.box.files import End, end_of
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper.access import lookup
 from hutch.keeper.store.store import MemoryStore

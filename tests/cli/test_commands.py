@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hutch import __version__
-from hutch.cli import completion, options
-from hutch.cli.commands import COMMANDS
+from hutch.cli import options
+from hutch.cli.commands import COMMANDS, completion
 from hutch.cli.main import split
 from hutch.cli.parsers import parser_of
 from hutch.errors import Invalid

@@ -1,1 +1,1 @@
-"""The command line: thin commands over the public protocols of `hutch.api`. `commands.py` lists them."""
+"""The command line: thin commands over the public protocols of `hutch.api`. `commands/` holds and lists them."""

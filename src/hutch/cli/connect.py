@@ -267,6 +267,6 @@ async def _with_image(arguments: argparse.Namespace, config: Config) -> Config:
     reference = (profile.locks("image") and profile.image) or arguments.image or config.image or profile.image or ""
     if not reference.startswith("oci:") or (arguments.provider or profile.provider or config.provider) != "native":
         return config
-    from hutch.cli.image.pull import ensure_image
+    from hutch.cli.commands.image.pull import ensure_image
 
     return await ensure_image(arguments, config, reference)

@@ -1,6 +1,6 @@
 """The entry point of `hutch`: it finds the command and turns every error into a message and an exit code.
 
-The module of a command (`commands.py` lists them) is imported when it is called, because `hutch run` has to start fast.
+The module of a command (`commands/` lists them) is imported when it is called, because `hutch run` has to start fast.
 """
 
 import gc

@@ -3,8 +3,8 @@
 import argparse
 import time
 
-from hutch.cli.box.life import BoxCommand
-from hutch.cli.box.show import lease_facts, lease_text
+from hutch.cli.commands.box.life import BoxCommand
+from hutch.cli.commands.box.show import lease_facts, lease_text
 from hutch.cli.connect import attach_box, open_hutch
 from hutch.cli.options import add_box
 from hutch.cli.output import emit_json

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hutch.cli.attach import Attachment, Signals
+from hutch.cli.commands.image.pull import ensure_image
+from hutch.cli.commands.image.store import image_facts, open_images, short_name
 from hutch.cli.connect import load_config
-from hutch.cli.image.pull import ensure_image
-from hutch.cli.image.store import image_facts, open_images, short_name
 from hutch.cli.options import add_limits, duration, limits_of, variable
 from hutch.cli.output import emit_json, note, printable
 from hutch.cli.parsers import CliCommand

@@ -147,7 +147,7 @@ async def run_to_end(
 
 
 async def _image_command(config: Config, reference: str) -> tuple[str, ...]:
-    from hutch.cli.image.pull import image_command
+    from hutch.cli.commands.image.pull import image_command
 
     return await asyncio.to_thread(image_command, config, reference)
 

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hutch.api import Hutch
-from hutch.cli.box.show import box_facts
+from hutch.cli.commands.box.show import box_facts
 from hutch.cli.connect import attach_box, keeps_boxes, open_hutch
 from hutch.cli.options import add_box, add_box_options, add_session, duration, spec_of
 from hutch.cli.output import emit_json, fail, note

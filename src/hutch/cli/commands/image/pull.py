@@ -9,8 +9,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from hutch.cli.commands.image.store import image_facts, open_images, short_name
 from hutch.cli.connect import load_config
-from hutch.cli.image.store import image_facts, open_images, short_name
 from hutch.cli.output import byte_size, emit_json
 from hutch.cli.parsers import CliCommand
 from hutch.config import Config

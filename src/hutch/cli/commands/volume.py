@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from hutch.cli.box.files import size_of
+from hutch.cli.commands.box.files import size_of
 from hutch.cli.connect import open_hutch
 from hutch.cli.output import byte_size, emit_json, table
 from hutch.cli.parsers import CliCommand

@@ -10,12 +10,12 @@ from typing import Any
 from hutch.api import Box, Job
 from hutch.cli import stdio
 from hutch.cli.attach import Attachment, Signals
-from hutch.cli.box.show import JOB_HEADER, job_row
+from hutch.cli.commands.box.show import JOB_HEADER, job_row
+from hutch.cli.commands.run import EndedCommand, clamp_notes, report_end, run_attached, run_to_end
 from hutch.cli.connect import Attached, attach_box, joined, open_hutch
 from hutch.cli.options import add_box, duration, variable
 from hutch.cli.output import columns, emit_json, note
 from hutch.cli.parsers import CliCommand
-from hutch.cli.run import EndedCommand, clamp_notes, report_end, run_attached, run_to_end
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.model.results import JobInfo, JobState, Result
 from hutch.policy.effective import clamp_timeout

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import os
 
+from hutch.cli.commands.image.build import Build
+from hutch.cli.commands.image.store import open_images
 from hutch.cli.connect import load_config
-from hutch.cli.image.build import Build
-from hutch.cli.image.store import open_images
 from hutch.cli.output import note, printable
 from hutch.cli.parsers import CliCommand
 from hutch.images import base

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
+from hutch.cli.commands.image.store import image_facts, open_images, short_name
 from hutch.cli.connect import attach_box, load_config, open_hutch
-from hutch.cli.image.store import image_facts, open_images, short_name
 from hutch.cli.options import add_box
 from hutch.cli.output import emit_json
 from hutch.cli.parsers import CliCommand
