@@ -14,9 +14,9 @@ from websockets.exceptions import InvalidStatus
 from hutch.server.bay.door import BayDoor
 from hutch.server.bay.http import HttpDoor
 from hutch.server.bay.shipyard import ShipyardDoor
-from hutch.server.e2b import control
-from hutch.server.e2b.agent import methods
-from hutch.server.e2b.watchers import Watchers
+from hutch.server.e2b.agent.methods import methods
+from hutch.server.e2b.agent.watchers import Watchers
+from hutch.server.e2b.control import routes
 from hutch.server.langbot.actions import Actions
 from tests.server.serving import Answer, Client, Server, serving
 from tests.server.test_websockets import attached
@@ -84,7 +84,7 @@ def test_every_route_of_the_doors_is_walked() -> None:
     """A route, call or action without a line above is a hole in this test."""
     assert {op.partition("?")[0] for op in BAY} == patterns(BayDoor)
     assert {op.partition("?")[0] for op in SHIPYARD} == patterns(ShipyardDoor)
-    found = {f"{route.method} {route.path.pattern}" for route in control._ROUTES}
+    found = {f"{route.method} {route.path.pattern}" for route in routes._ROUTES}
     plain = {each.replace("(/v2)?", "").replace("(?P<sandbox>[^/]+)", "{sandbox}").replace("[^/]+", "{any}")
              for each in found}  # fmt: skip
     assert set(E2B) == plain

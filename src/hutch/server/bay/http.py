@@ -16,8 +16,8 @@ from hutch.model.files import FileInfo
 from hutch.model.record import encode_json
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import UNIX, Authenticator
-from hutch.server.e2b.multipart import parts_of
 from hutch.server.handlers.receipts import who_of
+from hutch.server.multipart import parts_of
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Reply, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service

@@ -16,16 +16,18 @@ from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
-from hutch.server.e2b import control, interpreter, ports, transfers, volumes
-from hutch.server.e2b.agent import methods
-from hutch.server.e2b.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
+from hutch.server.e2b import interpreter, ports, volumes
+from hutch.server.e2b.agent import transfers
+from hutch.server.e2b.agent.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
+from hutch.server.e2b.agent.methods import methods
+from hutch.server.e2b.agent.watchers import Watchers
+from hutch.server.e2b.control import routes
+from hutch.server.e2b.control.metrics import agent_metrics
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
 from hutch.server.e2b.errors import Answer, NotRunning, answer_of, status_of
 from hutch.server.e2b.labels import SESSION, TEMPLATE
-from hutch.server.e2b.metrics import agent_metrics
 from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, Request, is_control_path
 from hutch.server.e2b.sandboxes import Sandboxes
-from hutch.server.e2b.watchers import Watchers
 from hutch.server.handlers.receipts import who_of
 from hutch.server.previews.hosts import PortName
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
@@ -140,7 +142,7 @@ class E2BDoor:
         if not request.sandbox and request.path.startswith(_CONTENT):
             return await volumes.serve_content(request, send)
         if not request.sandbox:
-            return await control.serve(request)
+            return await routes.serve(request)
         if request.port == INTERPRETER_PORT:
             return await interpreter.serve(request, send)
         if request.path == "/files":

@@ -9,11 +9,11 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.store.open_store import open_key
 from hutch.model.spec import TtlAction
+from hutch.server.e2b.agent.sudo import Sudo
+from hutch.server.e2b.control.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.credentials import Tokens
 from hutch.server.e2b.labels import SESSION, TEMPLATE, TIMEOUT
-from hutch.server.e2b.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.streams import Streams
-from hutch.server.e2b.sudo import Sudo
 from hutch.server.keyed_boxes import KeyedBoxes
 from hutch.server.service import Service
 

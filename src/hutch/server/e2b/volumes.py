@@ -24,10 +24,10 @@ from hutch.model.results import Cause
 from hutch.model.spec import VOLUME, NetworkMode, Spec, Workspace
 from hutch.policy.rights import Action, require
 from hutch.server.e2b import labels
+from hutch.server.e2b.agent.filesystem import encoded, rfc3339
+from hutch.server.e2b.agent.transfers import decoded, send_file
 from hutch.server.e2b.errors import Answer
-from hutch.server.e2b.filesystem import encoded, rfc3339
 from hutch.server.e2b.requests import Request
-from hutch.server.e2b.transfers import decoded, send_file
 from hutch.server.request import Send
 
 TOP = "/workspace"

@@ -10,12 +10,12 @@ from hutch.errors import FileFailed, FileTooLarge, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import encode_json
-from hutch.server.e2b.agent_files import ReplayedPieces, on_files
+from hutch.server.e2b.agent.files import ReplayedPieces, on_files
+from hutch.server.e2b.agent.filesystem import ATTRIBUTES, resolved
 from hutch.server.e2b.errors import Answer
-from hutch.server.e2b.filesystem import ATTRIBUTES, resolved
-from hutch.server.e2b.multipart import parts_of
 from hutch.server.e2b.requests import Request
 from hutch.server.handlers.files import DOWNLOAD_HEADERS, byte_range
+from hutch.server.multipart import parts_of
 from hutch.server.request import BYTES, Send
 
 _GZIP = 16 + zlib.MAX_WBITS

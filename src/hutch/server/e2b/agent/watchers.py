@@ -12,8 +12,8 @@ import msgspec
 from hutch.errors import FileMissing, Invalid, NotFound, QuotaExceeded
 from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import Change, FileKind
-from hutch.server.e2b.connect import Message
-from hutch.server.e2b.filesystem import ATTRIBUTES, described, resolved
+from hutch.server.e2b.agent.connect import Message
+from hutch.server.e2b.agent.filesystem import ATTRIBUTES, described, resolved
 from hutch.server.e2b.requests import Request
 
 KEEPALIVE: Message = {"keepalive": {}}

@@ -10,8 +10,8 @@ from hutch.errors import Conflict, Invalid, NotFound, NotRunnable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.model.results import Cause, JobInfo, JobState
-from hutch.server.e2b import sudo
-from hutch.server.e2b.connect import ConnectError, Message, Nothing, deadline
+from hutch.server.e2b.agent import sudo
+from hutch.server.e2b.agent.connect import ConnectError, Message, Nothing, deadline
 from hutch.server.e2b.requests import Request
 
 KEEPALIVE: Message = {"event": {"keepalive": {}}}

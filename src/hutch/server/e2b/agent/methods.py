@@ -1,7 +1,7 @@
 """The calls of E2B's agent, by their paths."""
 
-from hutch.server.e2b import filesystem, processes, watchers
-from hutch.server.e2b.connect import ClientStream, Nothing, ServerStream, Unary
+from hutch.server.e2b.agent import filesystem, processes, watchers
+from hutch.server.e2b.agent.connect import ClientStream, Nothing, ServerStream, Unary
 
 
 def methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream | ClientStream]:

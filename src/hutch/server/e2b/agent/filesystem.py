@@ -12,8 +12,8 @@ from hutch.keeper.access.files import GuardedFiles
 from hutch.linux.identity import USER
 from hutch.model.files import Entry, FileInfo, FileKind
 from hutch.model.record import encode_json
-from hutch.server.e2b.agent_files import on_files
-from hutch.server.e2b.connect import Message
+from hutch.server.e2b.agent.connect import Message
+from hutch.server.e2b.agent.files import on_files
 from hutch.server.e2b.requests import Request
 
 ATTRIBUTES = "user.e2b."

@@ -7,9 +7,9 @@ from hutch.errors import Invalid
 from hutch.keeper.access.handles import BoxHandle
 from hutch.model.record import encode_json
 from hutch.model.state import State
+from hutch.server.e2b.control.shapes import Metric
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.requests import Request
-from hutch.server.e2b.shapes import Metric
 
 _MEASURE = "cat /proc/[0-9]*/statm 2>/dev/null; echo; df -Pk /home/user 2>/dev/null || df -Pk /"
 """Pages of every process, then the file system of the user's files, as a box of every engine can tell them."""

@@ -21,11 +21,11 @@ from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import check_owner
 from hutch.server.e2b import labels, ports
+from hutch.server.e2b.control.pages import page_of
+from hutch.server.e2b.control.shapes import DEFAULT_TIMEOUT, Seconds
 from hutch.server.e2b.errors import Answer, status_of, text_of
 from hutch.server.e2b.labels import SESSION
-from hutch.server.e2b.pages import page_of
 from hutch.server.e2b.requests import Request
-from hutch.server.e2b.shapes import DEFAULT_TIMEOUT, Seconds
 
 MAX_FORKS = 20
 _JSON = (("content-type", "application/json"),)
@@ -136,7 +136,7 @@ async def fork_snapshot(request: Request, template: str) -> Live | None:
 
 async def fork(request: Request) -> Answer:
     """Make sandboxes that begin with the files of this one; it goes on."""
-    from hutch.server.e2b.control import sandbox_of
+    from hutch.server.e2b.control.routes import sandbox_of
 
     body = await request.body(ForkBody)
     seconds = DEFAULT_TIMEOUT if body.timeout is None else body.timeout

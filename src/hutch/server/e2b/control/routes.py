@@ -18,13 +18,11 @@ from hutch.model.spec import VOLUME, EffectiveSpec, Mount, MountMode, NetworkMod
 from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
-from hutch.server.e2b import labels, ports, shapes, snapshots, templates, volumes
-from hutch.server.e2b.errors import Answer
-from hutch.server.e2b.labels import SESSION
-from hutch.server.e2b.metrics import list_metrics
-from hutch.server.e2b.pages import page_of
-from hutch.server.e2b.requests import Request
-from hutch.server.e2b.shapes import (
+from hutch.server.e2b import labels, ports, volumes
+from hutch.server.e2b.control import shapes, snapshots, templates
+from hutch.server.e2b.control.metrics import list_metrics
+from hutch.server.e2b.control.pages import page_of
+from hutch.server.e2b.control.shapes import (
     DEFAULT_TIMEOUT,
     DEFAULT_TIMEOUT_V1,
     ENVD_VERSION,
@@ -32,6 +30,9 @@ from hutch.server.e2b.shapes import (
     NewSandbox,
     Sandbox,
 )
+from hutch.server.e2b.errors import Answer
+from hutch.server.e2b.labels import SESSION
+from hutch.server.e2b.requests import Request
 
 JSON = (("content-type", "application/json"),)
 PAUSED_DAYS = 30
