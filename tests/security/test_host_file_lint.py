@@ -30,7 +30,7 @@ ALLOWED = {
         "images/pull", "images/store", "images/uses",
     ),
     "a draft of Hutch's own: a body that was sent, a box on its way out": (
-        "server/handlers/export", "keeper/export", "keeper/bundles", "keeper/checkpoint_history",
+        "server/handlers/box/export", "keeper/export", "keeper/bundles", "keeper/checkpoint_history",
     ),
     "the user's own paths, for the command line and programs that embed Hutch; no server calls it (see below)": (
         "images/archives", "images/credentials", "images/layers/diff", "keeper/access/files", "keeper/backup",

@@ -12,7 +12,7 @@ from hutch.model.record import encode_json
 from hutch.model.results import Cause
 from hutch.model.state import State
 from hutch.server import app
-from hutch.server.handlers import commands
+from hutch.server.handlers.box import commands
 
 
 def grown(value: Any, named: Callable[[State | Cause], str] = str) -> Any:

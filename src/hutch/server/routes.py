@@ -29,25 +29,8 @@ from hutch.server.auth import Caller
 from hutch.server.dashboard import handlers as dashboard
 from hutch.server.dashboard import live
 from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
-from hutch.server.handlers import (
-    about,
-    apps,
-    boxes,
-    code,
-    commands,
-    events,
-    export,
-    files,
-    images,
-    jobs,
-    layers,
-    mcp_servers,
-    ports,
-    questions,
-    receipts,
-    sessions,
-    skills,
-)
+from hutch.server.handlers import about, apps, boxes, events, images, mcp_servers, questions, receipts, sessions, skills
+from hutch.server.handlers.box import code, commands, export, files, jobs, layers, ports
 from hutch.server.request import BYTES, NDJSON, Call, Reply
 from hutch.server.wire import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
 

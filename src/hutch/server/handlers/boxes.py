@@ -19,7 +19,7 @@ from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
 from hutch.server.access import find, grant_to_client, hold, looking, refuse_if_busy, renew, using
-from hutch.server.handlers.commands import Seconds
+from hutch.server.handlers.box.commands import Seconds
 from hutch.server.handlers.sessions import parse_spec
 from hutch.server.request import Call, Reply
 

@@ -22,8 +22,8 @@ from hutch.providers.guest_client.allowance import allowed
 from hutch.server.access import job_of, using
 from hutch.server.auth import Authenticator, act_over_all
 from hutch.server.error_status import error_to_wire, status_of
-from hutch.server.handlers.jobs import Size
-from hutch.server.handlers.ports import port_of
+from hutch.server.handlers.box.jobs import Size
+from hutch.server.handlers.box.ports import port_of
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import ANONYMOUS, JSON, Call, Receive, Scope, Send
 from hutch.server.routes import May, check_role, match_path

@@ -14,7 +14,7 @@ from hutch.server.e2b.agent.files import ReplayedPieces, on_files
 from hutch.server.e2b.agent.filesystem import ATTRIBUTES, resolved
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.requests import Request
-from hutch.server.handlers.files import DOWNLOAD_HEADERS, byte_range
+from hutch.server.handlers.box.files import DOWNLOAD_HEADERS, byte_range
 from hutch.server.multipart import parts_of
 from hutch.server.request import BYTES, Send
 

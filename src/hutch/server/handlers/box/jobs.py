@@ -14,7 +14,7 @@ from hutch.model.results import JobInfo
 from hutch.policy.effective import clamp_timeout
 from hutch.server.access import job_of, looking, using
 from hutch.server.error_status import error_to_wire
-from hutch.server.handlers.commands import ERROR, STDERR, STDOUT, Seconds, frame
+from hutch.server.handlers.box.commands import ERROR, STDERR, STDOUT, Seconds, frame
 from hutch.server.request import BYTES, Call, Reply
 from hutch.server.wire import StreamedResult, chunk_to_wire
 

@@ -12,7 +12,7 @@ from hutch.keeper.export import export_box, import_box
 from hutch.keeper.system_archive import OVERHEAD_BYTES
 from hutch.model.record import Record
 from hutch.server.access import using
-from hutch.server.handlers.files import DOWNLOAD_HEADERS
+from hutch.server.handlers.box.files import DOWNLOAD_HEADERS
 from hutch.server.handlers.sessions import FoundBox, parse_spec
 from hutch.server.request import BYTES, Call, Reply
 from hutch.server.state.spool import SpoolDirectory

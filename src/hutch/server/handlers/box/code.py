@@ -12,7 +12,7 @@ from hutch.model.code import CodeError, CodePiece, CodeResult, Display, KernelIn
 from hutch.model.record import Record, encode_json
 from hutch.server.access import find, looking, using
 from hutch.server.error_status import error_to_wire
-from hutch.server.handlers.commands import KeptBytes, Seconds
+from hutch.server.handlers.box.commands import KeptBytes, Seconds
 from hutch.server.request import NDJSON, Call, Reply
 from hutch.server.wire import PIECE_BYTES, Error
 

@@ -7,7 +7,7 @@ import msgspec
 from hutch.model.layers import Attempt, Checkpoint, Diff, Forks
 from hutch.model.record import Record
 from hutch.server.access import find, using
-from hutch.server.handlers.commands import Seconds
+from hutch.server.handlers.box.commands import Seconds
 from hutch.server.request import Call, Reply
 from hutch.server.wire import ExecResult, result_to_wire
 
