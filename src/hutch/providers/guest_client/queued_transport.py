@@ -1,6 +1,7 @@
 """A link's transport where there is no socket: what is written waits in a queue until a call of the engine takes it."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,10 @@ _KEPT_STDERR = 2000
 
 
 class QueuedTransport(asyncio.Transport):
-    """Queues what the link writes, and feeds the link with what arrives. A subclass says how bytes travel."""
+    """Queues what the link writes, and feeds the link with what arrives. A subclass says how bytes travel.
+
+    It ends once: by `close` if the link wants no more, by `ended` if the other end has gone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,6 +25,7 @@ class QueuedTransport(asyncio.Transport):
         """The last words of the process at the other end."""
         self._waiting = bytearray()
         self._more = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
         self.link.connection_made(self)
@@ -34,6 +39,11 @@ class QueuedTransport(asyncio.Transport):
             self._paused = True
             self.link.pause_writing()
 
+    def close(self) -> None:
+        if not self._closing:
+            self._stop()
+            self._end_process()
+
     def abort(self) -> None:
         self.close()
 
@@ -46,18 +56,42 @@ class QueuedTransport(asyncio.Transport):
     def feed_stderr(self, text: str) -> None:
         self.stderr = (self.stderr + text)[-_KEPT_STDERR:]
 
+    def ended(self, error: Exception | None = None) -> None:
+        """Tell the link that the other end has gone."""
+        if not self._closing:
+            self._stop()
+            self.link.connection_lost(error)
+
+    @abstractmethod
+    def _end_process(self) -> None:
+        """End the process at the other end, for which nobody waits."""
+
+    def _start_sending(self, send: Callable[[bytes], Awaitable[None]], piece: int) -> None:
+        """Send what is written from now on, and before, at most `piece` bytes in one call."""
+        self._sending = asyncio.create_task(self._send_queue(send, piece))
+
+    def _stop(self) -> None:
+        self._closing = True
+        if self._sending is not None and self._sending is not asyncio.current_task():
+            self._sending.cancel()
+
     async def _send_queue(self, send: Callable[[bytes], Awaitable[None]], piece: int) -> None:
-        """Send what is written, in order, at most `piece` bytes in one call, until this is cancelled."""
-        while True:
-            await self._more.wait()
-            data = bytes(self._waiting[:piece])
-            del self._waiting[:piece]
-            if not self._waiting:
-                self._more.clear()
-            await send(data)
-            if self._paused and len(self._waiting) < LOW:
-                self._paused = False
-                self.link.resume_writing()
+        try:
+            while True:
+                await self._send_next(send, piece)
+        except Exception as error:  # The task's boundary: however sending broke, the link's users get the error.
+            self.ended(error)
+
+    async def _send_next(self, send: Callable[[bytes], Awaitable[None]], piece: int) -> None:
+        await self._more.wait()
+        data = bytes(self._waiting[:piece])
+        del self._waiting[:piece]
+        if not self._waiting:
+            self._more.clear()
+        await send(data)
+        if self._paused and len(self._waiting) < LOW:
+            self._paused = False
+            self.link.resume_writing()
 
     def _feed(self, piece: memoryview) -> None:
         """Give the link what has arrived, as far as it still takes anything."""

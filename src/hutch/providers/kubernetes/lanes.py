@@ -87,10 +87,8 @@ class ExecStream(QueuedTransport):
         self.error: HutchError | None = None
         self._running = asyncio.create_task(self._run(cluster, pod, argv))
 
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._running.cancel()
+    def _end_process(self) -> None:
+        self._running.cancel()
 
     async def _run(self, cluster: Cluster, pod: str, argv: list[str]) -> None:
         try:
@@ -99,18 +97,13 @@ class ExecStream(QueuedTransport):
                 async def send(data: bytes) -> None:
                     await socket.send_bytes(bytes((_STDIN,)) + data)
 
-                sending = asyncio.create_task(self._send_queue(send, _PIECE))
-                try:
-                    await self._receive(socket)
-                finally:
-                    sending.cancel()
+                self._start_sending(send, _PIECE)
+                await self._receive(socket)
         except HutchError as error:
             self.error = error
         except Exception as error:  # The task's boundary: however the stream broke, the link's users get the error.
             self.error = Unavailable(f"the exec stream broke: {error or type(error).__name__}", op="connect")
-        finally:
-            self._closing = True
-            self.link.connection_lost(self.error)
+        self.ended(self.error)
 
     async def _receive(self, socket: Any) -> None:
         while True:

@@ -8,7 +8,7 @@ import asyncio
 import binascii
 from collections.abc import Awaitable, Callable
 
-from hutch.errors import HutchError, Unavailable
+from hutch.errors import Unavailable
 from hutch.providers.guest_client.queued_transport import QueuedTransport
 
 PIECE = 1 << 20
@@ -21,14 +21,11 @@ class RelayStream(QueuedTransport):
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
-        self._send = send
         self._end = end
         self._rest = ""
         self.watching: asyncio.Task[None] | None = None
         """The task that waits for the end of the process."""
-        self._writer = asyncio.create_task(self._write_out())
-
-    # --- what the engine calls -------------------------------------------------------------------------------
+        self._start_sending(send, PIECE)
 
     def feed_output(self, text: str) -> None:
         *lines, self._rest = (self._rest + text).split("\n")
@@ -45,34 +42,12 @@ class RelayStream(QueuedTransport):
                     self._broken("the relay in the box does not speak as it should")
                     return
 
-    def ended(self, error: Exception | None = None) -> None:
-        if not self._closing:
-            self._stop()
-            self.link.connection_lost(error)
-
-    # --- what the link calls ---------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        if not self._closing:
-            self._stop()
-            _forgotten(asyncio.ensure_future(self._end()))
-
-    # --- inside ----------------------------------------------------------------------------------------------
-
-    async def _write_out(self) -> None:
-        try:
-            await self._send_queue(self._send, PIECE)
-        except HutchError as error:
-            self.ended(error)
+    def _end_process(self) -> None:
+        _forgotten(asyncio.ensure_future(self._end()))
 
     def _broken(self, why: str) -> None:
         self.close()
         self.link.connection_lost(Unavailable(why))
-
-    def _stop(self) -> None:
-        self._closing = True
-        if asyncio.current_task() is not self._writer:
-            self._writer.cancel()
 
 
 _ending: set[asyncio.Future[None]] = set()
