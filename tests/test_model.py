@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import hutch.model
 from hutch.errors import Invalid
+from hutch.model.boxes import MOVES, State, may_move
 from hutch.model.compatibility import convert_lenient, decode_lenient
 from hutch.model.ids import is_box_id, is_name, new_box_id
 from hutch.model.record import Record, encode_json
 from hutch.model.spec import Adjustment, EffectiveSpec, Mount, Spec
-from hutch.model.state import MOVES, State, may_move
 from tests.server.newer_release import grown
 
 MODULES = [importlib.import_module(f"hutch.model.{each.name}") for each in pkgutil.iter_modules(hutch.model.__path__)]

@@ -16,10 +16,10 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.store.sqlite import SqliteStore
+from hutch.model.boxes import State
 from hutch.model.compatibility import decode_record
 from hutch.model.receipts import Receipt
 from hutch.model.results import Cause, JobInfo
-from hutch.model.state import State
 from tests.keeper.sample_records import record
 from tests.server.serving import Server
 

@@ -15,10 +15,9 @@ from hutch.errors import (
     Timeout,
     Unsupported,
 )
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, State
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage
 from hutch.model.spec import EffectiveSpec
-from hutch.model.state import State
 from tests.both.forms import TIMEOUT, Open
 
 

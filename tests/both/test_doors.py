@@ -7,9 +7,8 @@ import pytest
 
 from hutch import Box
 from hutch.errors import Conflict, Gone, Invalid, LeaseLost, Refused
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, State
 from hutch.model.results import JobState
-from hutch.model.state import State
 from tests.both.forms import TIMEOUT, Open
 
 

@@ -12,9 +12,8 @@ from hutch.errors import (
     NotFound,
     Unsupported,
 )
-from hutch.model.boxes import Event, VolumeInfo
+from hutch.model.boxes import Event, State, VolumeInfo
 from hutch.model.spec import Retention
-from hutch.model.state import State
 from hutch.model.status import Condition
 from tests.both.forms import TIMEOUT, Open
 

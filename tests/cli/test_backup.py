@@ -12,7 +12,7 @@ import pytest
 from hutch.errors import Invalid
 from hutch.keeper.backup import read_backup
 from hutch.keeper.backup import write_backup as write
-from hutch.model.state import State
+from hutch.model.boxes import State
 from hutch.sync import Hutch
 from tests.cli.cli_process import HUTCH
 from tests.server.serving import serving

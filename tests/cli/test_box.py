@@ -13,7 +13,7 @@ from hutch.cli.commands.box.files import End, end_of
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper.access import lookup
 from hutch.keeper.store.store import MemoryStore
-from hutch.model import durations
+from hutch.model import units
 from hutch.model.boxes import Event
 from hutch.model.capabilities import Pause
 from tests.cli.cli_process import TIMEOUT, read_until
@@ -285,14 +285,14 @@ async def test_two_candidates_are_an_error_not_a_guess() -> None:
 )
 def test_times_as_people_write_them(text: str, seconds: float) -> None:
     """Parsed in one place (P17)."""
-    assert durations.parse_seconds(text) == seconds
+    assert units.parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "30m1h", "1e3", "nan", "inf", "m", "5 m"])
 def test_times_that_are_none(text: str) -> None:
     """An invalid value is refused, not defaulted (P17)."""
     with pytest.raises(Invalid, match="is not a time"):
-        durations.parse_seconds(text)
+        units.parse_seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_times_that_are_none(text: str) -> None:
     ],
 )
 def test_times_as_people_read_them(seconds: float, text: str) -> None:
-    assert durations.format_seconds(seconds) == text
+    assert units.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(

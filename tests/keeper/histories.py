@@ -34,10 +34,9 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.heartbeat import Heartbeat
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from tests.keeper.faulty import Engine, FaultyProvider
 from tests.keeper.faulty_keeper import die
 

@@ -1,10 +1,10 @@
 """Records to test with."""
 
 from hutch.keeper.boxes.records import BoxRecord
+from hutch.model.boxes import State
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace
-from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 
 LIMITS = Limits(

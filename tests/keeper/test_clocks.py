@@ -16,9 +16,9 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.locks import run_uncancelled
+from hutch.model.boxes import State
 from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from tests.keeper.faulty import Engine
 from tests.keeper.faulty_keeper import opened
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from hutch.keeper.access.handles import BoxHandle
+from hutch.model.boxes import State
 from hutch.model.ids import BoxId
 from hutch.model.results import JobState
-from hutch.model.state import State
 from tests.keeper.crash_load import LAST_LINE
 from tests.keeper.crashing import PATIENCE, House, any_order, house
 from tests.proofs import write

@@ -8,8 +8,8 @@ import pytest
 
 from hutch.errors import BoxBusy, Conflict, EngineError, LeaseLost, QuotaExceeded
 from hutch.keeper.embedded import Hutch
+from hutch.model.boxes import State
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.faulty_keeper import crash, keeper_on, opened
 from tests.keeper.gates import GatedStore

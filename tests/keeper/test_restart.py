@@ -8,8 +8,8 @@ from hutch.errors import EngineError, HeldElsewhere, Unavailable
 from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
+from hutch.model.boxes import State
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from tests.keeper.faulty import Engine
 from tests.keeper.faulty_keeper import crash, keeper_on, opened
 

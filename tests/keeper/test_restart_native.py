@@ -16,9 +16,9 @@ from hutch.errors import Gone, HeldElsewhere, NotFound
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.takeover.prune import prune
 from hutch.linux import cgroup_files
+from hutch.model.boxes import State
 from hutch.model.results import JobState
 from hutch.model.spec import Order, Retention
-from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 from hutch.providers.guest_client.link import Link
 from hutch.providers.native.instance import NativeInstance

@@ -9,8 +9,8 @@ from hutch.errors import BoxBroken, Conflict, EngineError, Gone, NotFound, Quota
 from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.embedded import Hutch
+from hutch.model.boxes import State
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.faulty_keeper import crash, keeper_on, opened
 

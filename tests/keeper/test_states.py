@@ -5,8 +5,7 @@ import pytest
 from hutch.errors import Conflict
 from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.store.store import MemoryStore
-from hutch.model.boxes import Event, EventCause
-from hutch.model.state import MOVES, State, may_move
+from hutch.model.boxes import MOVES, Event, EventCause, State, may_move
 from tests.keeper.sample_records import record
 
 

@@ -15,9 +15,8 @@ from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.store.schema import STEPS, migrate
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.store import TOMBSTONE_SECONDS, MemoryStore, Store
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, State
 from hutch.model.ids import BoxId, new_box_id
-from hutch.model.state import State
 from tests.keeper.postgres_server import Server
 from tests.keeper.sample_records import record
 

@@ -14,7 +14,7 @@ from hutch.errors import HutchError, Unavailable
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
-from hutch.model.state import State
+from hutch.model.boxes import State
 from tests.providers import daemons, rootfs
 
 LOAD = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.05; done"

@@ -12,7 +12,7 @@ from hutch.errors import Refused, Unsupported
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
-from hutch.model.state import State
+from hutch.model.boxes import State
 from tests.keeper.faulty_keeper import crash
 from tests.providers import daemons, rootfs
 

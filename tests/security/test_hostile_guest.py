@@ -36,7 +36,7 @@ from hutch.guest.protocol import (
 )
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes import health
-from hutch.model.state import State
+from hutch.model.boxes import State
 from hutch.providers.guest_client import instance
 
 TIMEOUT = 60.0

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from hutch.cli.main import main
+from hutch.model.boxes import State
 from hutch.model.record import encode_json
 from hutch.model.results import Cause
-from hutch.model.state import State
 from hutch.server import app
 from hutch.server.handlers.box import commands
 

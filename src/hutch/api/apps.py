@@ -3,7 +3,7 @@
 from typing import Any, Protocol, Self
 
 from hutch.model.apps import AppInfo, TemplateInfo
-from hutch.model.ports import Preview
+from hutch.model.boxes import Preview
 
 ANSWER_SECONDS = 600.0
 """How long callers wait by default until an app answers: a first installation of packages takes minutes."""

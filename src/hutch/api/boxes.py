@@ -6,13 +6,11 @@ from typing import Protocol, Self
 
 from hutch.api.code import Kernels
 from hutch.api.files import Files
-from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.boxes import BoxInfo, Moved, PortInfo, Preview, State
 from hutch.model.code import CodeResult
 from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback
-from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
-from hutch.model.state import State
 
 Shell = str
 Argv = Sequence[str]

@@ -11,9 +11,8 @@ from hutch.api.resources import Questions, Receipts, Volumes
 from hutch.api.skills import Skills
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
-from hutch.model.metrics import Metrics
 from hutch.model.spec import EffectiveSpec
-from hutch.model.status import Status
+from hutch.model.status import Metrics, Status
 
 CreatedHook = Callable[[Box], Awaitable[None]]
 DestroyedHook = Callable[[Event], Awaitable[None]]

@@ -14,10 +14,9 @@ from hutch.api import Box
 from hutch.apps.templates import Template, find_template
 from hutch.errors import AppFailed, Conflict, HutchError, Invalid, NotFound, PortClosed, Timeout
 from hutch.model.apps import AppInfo, AppState
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, State
 from hutch.model.results import Cause, JobInfo, JobState
 from hutch.model.spec import EffectiveSpec, NetworkMode
-from hutch.model.state import State
 
 Observe = Callable[[str], Awaitable[Box]]
 """Returns a handle that may only look at a box."""

@@ -7,8 +7,7 @@ from hutch.api.apps import ANSWER_SECONDS
 from hutch.apps import app
 from hutch.apps.templates import TEMPLATES, Template, find_template
 from hutch.model.apps import AppInfo, TemplateInfo
-from hutch.model.boxes import BoxInfo
-from hutch.model.ports import Preview
+from hutch.model.boxes import BoxInfo, Preview
 
 
 class LocalApps:

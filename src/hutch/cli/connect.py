@@ -15,7 +15,7 @@ from hutch import logs
 from hutch.cli.options import session_name
 from hutch.config import Config
 from hutch.errors import Disabled, Invalid, Unavailable
-from hutch.model import durations
+from hutch.model import units
 
 # Loaded at first use: `hutch run` needs neither the public protocols nor a client.
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _with_grace(config: Config, grace: float | None) -> Config:
         )
     if grace is not None and not 0 < grace <= LONGEST_GRACE_SECONDS:
         raise Invalid(
-            f"a box cannot be kept for {durations.format_seconds(grace)} without use",
+            f"a box cannot be kept for {units.format_seconds(grace)} without use",
             remedy="above 0 and up to 24h (--keep)",
         )
     if grace is None:

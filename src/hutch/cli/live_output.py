@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from hutch.cli.output import byte_size
-from hutch.model.durations import format_seconds
+from hutch.model.units import format_seconds
 
 REDRAW_SECONDS = 1.0
 PROGRESS_DELAY_SECONDS = 0.5

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from hutch.errors import Invalid
-from hutch.model import durations
+from hutch.model import units
 from hutch.model.spec import VOLUME, volume_of
 
 _SIZE = r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?"
@@ -106,7 +106,7 @@ def number(text: str) -> float:
 def duration(text: str) -> float:
     """Parse a time such as `5m` to seconds."""
     try:
-        return durations.parse_seconds(text)
+        return units.parse_seconds(text)
     except Invalid as error:
         raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hutch.errors import HutchError
 from hutch.logs import redact, redact_field
-from hutch.model.sizes import format_bytes
+from hutch.model.units import format_bytes
 
 
 def note(text: str) -> None:

@@ -9,8 +9,8 @@ import msgspec
 from hutch.api.apps import ANSWER_SECONDS
 from hutch.client.requests import Repeat
 from hutch.model.apps import AppInfo, TemplateInfo
+from hutch.model.boxes import Preview
 from hutch.model.ids import is_box_id
-from hutch.model.ports import Preview
 
 if TYPE_CHECKING:
     from hutch.client.remote import RemoteHutch

@@ -13,13 +13,11 @@ from hutch.client.jobs import RemoteJob, RemoteStream, WireAttempt, WireResult, 
 from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
-from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.boxes import BoxInfo, Moved, PortInfo, Preview, State
 from hutch.model.code import CodeResult
 from hutch.model.layers import Attempt, Checkpoint, Diff, Forks, Merge, Rollback
-from hutch.model.ports import PortInfo, Preview
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention
-from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.client.ports import RemoteConnection

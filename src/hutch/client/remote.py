@@ -22,10 +22,9 @@ from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.model.boxes import BoxInfo, Event
+from hutch.model.boxes import BoxInfo, Event, State
 from hutch.model.capabilities import Capabilities
 from hutch.model.spec import EffectiveSpec
-from hutch.model.state import State
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from hutch.client.apps import RemoteApps
     from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
-    from hutch.model.metrics import Metrics
+    from hutch.model.status import Metrics
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -377,7 +376,7 @@ class RemoteHutch:
         await self._hooks.add_destroyed(hook)
 
     async def metrics(self) -> "Metrics":
-        from hutch.model.metrics import Metrics  # Few callers need it, so it is loaded on demand.
+        from hutch.model.status import Metrics  # Few callers need it, so it is loaded on demand.
 
         found: Metrics = await self._ask(Metrics, "GET", "/v1/metrics")
         return found

@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 from hutch import __version__
 from hutch.errors import ConfigError, EngineError, HutchError, Refused, Unavailable
 from hutch.images.settings import RegistrySettings
-from hutch.model.sizes import format_bytes
+from hutch.model.units import format_bytes
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _MAX_REDIRECTS = 5

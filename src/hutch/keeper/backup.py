@@ -24,7 +24,7 @@ import hutch
 from hutch.config import directories
 from hutch.errors import Conflict, FileFailed, Invalid, Unavailable
 from hutch.model.record import Record
-from hutch.model.sizes import format_bytes
+from hutch.model.units import format_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"

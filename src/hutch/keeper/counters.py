@@ -13,7 +13,7 @@ from hutch.keeper.boxes.records import POOL_OWNER, BoxRecord
 from hutch.model.boxes import Event, EventCause
 
 if TYPE_CHECKING:
-    from hutch.model.metrics import Metrics
+    from hutch.model.status import Metrics
 
 KIND_LABEL = "kind"
 """The label of a box that `box_for(kind=…)` created."""
@@ -80,7 +80,7 @@ class BoxCounters:
 
         Boxes of the pool count when somebody gets them.
         """
-        from hutch.model.metrics import BoxCounts, Metrics
+        from hutch.model.status import BoxCounts, Metrics
 
         kinds: dict[str, Counter[str]] = {}
         for counted, number in self._counts.items():

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
     from hutch.keeper.skills.skills import LocalSkills
-    from hutch.model.metrics import Metrics
     from hutch.model.spec import EffectiveSpec
-    from hutch.model.status import Status
+    from hutch.model.status import Metrics, Status
 
 
 class Hutch:

@@ -40,10 +40,9 @@ from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_director
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
-from hutch.model.boxes import Event, EventCause, Lease
+from hutch.model.boxes import Event, EventCause, Lease, State
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec, TtlAction
-from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
 

@@ -1,4 +1,4 @@
-"""What is shown of boxes and volumes: infos, leases, events."""
+"""Boxes as callers see them: states and the moves between them, infos, leases, events, ports; and volumes."""
 
 from enum import StrEnum
 
@@ -6,7 +6,35 @@ from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.results import JobInfo
 from hutch.model.spec import EffectiveSpec
-from hutch.model.state import State
+
+
+class State(StrEnum):
+    CREATING = "creating"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    ERROR = "error"
+    UNKNOWN = "unknown"
+
+
+MOVES: dict[State, frozenset[State]] = {
+    State.CREATING: frozenset({State.RUNNING, State.ERROR, State.STOPPING}),
+    State.RESTORING: frozenset({State.RUNNING, State.ERROR, State.UNKNOWN, State.STOPPED, State.STOPPING}),
+    State.RUNNING: frozenset({State.PAUSED, State.UNKNOWN, State.ERROR, State.RESTORING, State.STOPPING}),
+    State.PAUSED: frozenset({State.RUNNING, State.UNKNOWN, State.ERROR, State.STOPPING}),
+    State.STOPPING: frozenset({State.STOPPED, State.ERROR}),
+    State.STOPPED: frozenset({State.RESTORING, State.STOPPING}),
+    State.ERROR: frozenset({State.STOPPING}),
+    State.UNKNOWN: frozenset({State.RESTORING, State.STOPPING}),
+}
+"""Maps a state to those that may follow. From `stopping` a box may also be gone."""
+
+
+def may_move(old: State, new: State) -> bool:
+    return new in MOVES[old]
+
 
 RENEWED_AFTER = 0.05
 """The lease of a live handle is renewed when this share of its length has passed."""
@@ -117,3 +145,36 @@ class VolumeInfo(Record, frozen=True, kw_only=True):
     created_at: float
     path: str = ""
     """Path on the host; shown only on that host, never over HTTP."""
+
+
+class PortInfo(Record, frozen=True, kw_only=True):
+    """One TCP port on which a program in the box listens."""
+
+    port: int
+    address: str = ""
+    """The address that the program bound: 127.0.0.1, 0.0.0.0, ::, ..."""
+    process: str = ""
+    """The name of the program; empty if the box's user may not see whose it is."""
+    pid: int = 0
+    """The process id within the box; 0 if unknown."""
+
+
+class Preview(Record, frozen=True, kw_only=True):
+    """Access to one port of a box by HTTP and WebSocket, at an origin of its own."""
+
+    id: str
+    box_id: BoxId
+    port: int
+    """0 for every port of the box."""
+    url: str
+    """Opens in a browser: its first visit turns the token into a cookie of that origin alone. Empty if the server has
+    no host names for previews."""
+    path_url: str
+    """The same on the server's own host name, for places without wildcard names. Pages get an opaque origin there,
+    without cookies and storage."""
+    token: str
+    """For programs, in the header `Hutch-Preview`. Empty if the preview is public."""
+    public: bool
+    created_at: float
+    expires_at: float
+    """Unix time; 0 if it lasts as long as the box."""

@@ -1,4 +1,4 @@
-"""Whether boxes can be made, and if not, why. `hutch run` does not load this file."""
+"""Whether boxes can be made, and if not, why; and what a keeper has counted. `hutch run` does not load this file."""
 
 from enum import StrEnum
 
@@ -39,3 +39,26 @@ class Status(Record, frozen=True, kw_only=True):
     uptime_sec: float = 0.0
     boxes: dict[str, int] = msgspec.field(default_factory=dict)
     """Number of the caller's own boxes, by state."""
+
+
+class BoxCounts(Record, frozen=True, kw_only=True):
+    """The counts of one kind of boxes, or of all."""
+
+    active: int = 0
+    """Boxes that exist now."""
+    created: int = 0
+    reused: int = 0
+    """How often a conversation found its box again."""
+    cleaned: int = 0
+    """Boxes that are gone, however they ended."""
+    health_check_failures: int = 0
+
+
+class Metrics(Record, frozen=True, kw_only=True):
+    """What a keeper has counted for one owner since it started."""
+
+    since: float
+    """Unix time at which the counting began."""
+    total: BoxCounts
+    kinds: dict[str, BoxCounts] = msgspec.field(default_factory=dict)
+    """By kind: what `box_for(kind=…)` was given, else the profile of the box."""

@@ -22,7 +22,7 @@ from hutch.model.spec import CheckedMount, EffectiveSpec, Order
 
 if TYPE_CHECKING:
     from hutch.api import Files
-    from hutch.model.ports import PortInfo
+    from hutch.model.boxes import PortInfo
     from hutch.providers.layers import Layers
 
 CONTRACT = 1

@@ -14,8 +14,8 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.logs import log
+from hutch.model.boxes import State
 from hutch.model.ids import BoxId
-from hutch.model.state import State
 from hutch.server.request import Call
 
 

@@ -8,10 +8,9 @@ from hutch.errors import Gone
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from hutch.policy import rights
 from hutch.server.access import hold
 from hutch.server.auth import Caller

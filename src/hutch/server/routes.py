@@ -12,19 +12,17 @@ from typing import Any, get_type_hints
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.apps import AppInfo
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.boxes import BoxInfo, Event, Preview, VolumeInfo
 from hutch.model.code import CodeResult, KernelInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.images import ImageDetails
 from hutch.model.layers import Checkpoint, Diff, Forks, Merge, Rollback
 from hutch.model.mcp import McpServerInfo
-from hutch.model.metrics import Metrics
-from hutch.model.ports import Preview
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.spec import EffectiveSpec
-from hutch.model.status import Status
+from hutch.model.status import Metrics, Status
 from hutch.server.auth import Caller
 from hutch.server.dashboard import handlers as dashboard
 from hutch.server.dashboard import live

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.host_files import Tree, open_as_user
 from hutch.model.record import Record
-from hutch.model.sizes import format_bytes
 from hutch.model.skills import FoundSkill, SkillFile
+from hutch.model.units import format_bytes
 from hutch.skills.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, parse
 
 MAX_PACKAGE_BYTES = 64 << 20

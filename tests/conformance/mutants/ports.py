@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from hutch.errors import HutchError
-from hutch.model.ports import PortInfo
+from hutch.model.boxes import PortInfo
 from hutch.providers.base import PortStream
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, ClassVar
 
 from hutch.api import Files
+from hutch.model.boxes import PortInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
-from hutch.model.ports import PortInfo
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
 from hutch.providers.base import Command, Instance, InstanceRecord, PortStream, Process, Provider

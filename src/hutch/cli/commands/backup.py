@@ -9,7 +9,7 @@ from hutch.cli.connect import load_config
 from hutch.cli.live_output import progress
 from hutch.cli.output import byte_size, emit_json, note
 from hutch.cli.parsers import CliCommand
-from hutch.model.durations import format_seconds
+from hutch.model.units import format_seconds
 
 
 class Backup(CliCommand):

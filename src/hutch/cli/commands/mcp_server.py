@@ -16,10 +16,10 @@ from hutch.cli.output import emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.errors import Invalid
 from hutch.mcp.hosting import client_files
-from hutch.model.durations import format_seconds
 from hutch.model.mcp import SECRETS_AT, McpServer, McpServerInfo, Share
 from hutch.model.mcp import Start as StartMode
 from hutch.model.spec import MountMode
+from hutch.model.units import format_seconds
 
 
 class Add(CliCommand):

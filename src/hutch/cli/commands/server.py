@@ -19,7 +19,7 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Keys, Role
 from hutch.keeper.store.open_store import open_store
 from hutch.model import status
-from hutch.model.durations import format_seconds
+from hutch.model.units import format_seconds
 from hutch.policy.rights import Action, CallerMaxima, RightsTable, check_table, narrowed
 
 NOT_AVAILABLE = 1

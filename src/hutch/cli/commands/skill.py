@@ -22,8 +22,8 @@ from hutch.cli.output import byte_size, emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.errors import FileThere, Invalid
 from hutch.keeper.skills.skills import scan
-from hutch.model.durations import format_seconds
 from hutch.model.skills import SkillFile, SkillInfo, SkillPermissions, SkillPreview
+from hutch.model.units import format_seconds
 from hutch.skills.manifest import MANIFEST
 
 SOURCE_EXAMPLES = """\

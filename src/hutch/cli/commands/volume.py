@@ -15,7 +15,7 @@ from hutch.cli.output import byte_size, emit_json, table
 from hutch.cli.parsers import CliCommand
 from hutch.keeper.volumes import volumes_of
 from hutch.model.boxes import BoxInfo
-from hutch.model.durations import format_seconds
+from hutch.model.units import format_seconds
 
 
 class Create(CliCommand):

@@ -8,7 +8,7 @@ from hutch.conformance.claims import broken, holds, raises, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import POLL, Workbench
 from hutch.errors import HutchError, Invalid, PortClosed
-from hutch.model.ports import PortInfo
+from hutch.model.boxes import PortInfo
 from hutch.providers.base import Instance, PortStream, Process
 
 Changes = AsyncIterator[tuple[PortInfo, ...]]

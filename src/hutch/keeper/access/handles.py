@@ -13,12 +13,11 @@ from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
-from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.boxes import BoxInfo, Moved, State
 from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, AutoCheckpoint, EffectiveSpec, Retention
-from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from hutch.keeper.access.files import GuardedFiles
     from hutch.keeper.access.layers import HandleLayers
     from hutch.keeper.access.ports import BoxStream, PreviewIssuer
+    from hutch.model.boxes import PortInfo, Preview
     from hutch.model.code import CodeResult
-    from hutch.model.ports import PortInfo, Preview
 
 
 class BoxHandle:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, HutchError
 from hutch.keeper.receipts.operations import Operation
+from hutch.model.boxes import State
 from hutch.model.layers import Attempt, Checkpoint, Diff, Merge, Rollback, Way
 from hutch.model.receipts import Details
 from hutch.model.results import Result
-from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.keeper.access.handles import BoxHandle

@@ -6,7 +6,7 @@ from hutch.keeper.boxes.clocks import orphan_grace, push_clocks
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.counters import KIND_LABEL
 from hutch.keeper.keeper import Keeper
-from hutch.model.state import State
+from hutch.model.boxes import State
 
 
 def scope_labels(scope: Scope, kind: str) -> dict[str, str]:

@@ -13,14 +13,12 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, PortInfo, State
 from hutch.model.files import Edited, FileInfo
 from hutch.model.layers import Checkpoint
-from hutch.model.ports import PortInfo
 from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.model.state import State
 from hutch.providers.base import Instance
 
 

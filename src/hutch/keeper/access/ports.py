@@ -17,10 +17,8 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.pause import Pauser
 from hutch.keeper.boxes.states import States
 from hutch.logs import log
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, PortInfo, Preview, State
 from hutch.model.ids import BoxId
-from hutch.model.ports import PortInfo, Preview
-from hutch.model.state import State
 from hutch.providers.base import Instance, PortStream
 
 RETRY_SECONDS = 0.1

@@ -15,9 +15,8 @@ from hutch.keeper.engines import EngineChoice, Engines
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, State
 from hutch.model.ids import BoxId
-from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.model.status import Status

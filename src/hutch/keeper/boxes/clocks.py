@@ -15,10 +15,9 @@ from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import SCOPE_KEY, BoxRecord
 from hutch.logs import log
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.results import JobState
 from hutch.model.spec import EffectiveSpec, TtlAction
-from hutch.model.state import State
 from hutch.providers.base import Instance, Provider
 
 GRACE_SECONDS = 30.0

@@ -19,10 +19,9 @@ from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.volumes import Volumes, volumes_of
 from hutch.logs import conceal, log
-from hutch.model.boxes import EventCause, Lease
+from hutch.model.boxes import EventCause, Lease, State
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import CheckedMounts, EffectiveSpec, MountMode, Order, Spec, volume_of
-from hutch.model.state import State
 from hutch.providers.base import Instance, InstanceRecord, Provider
 
 Made = tuple[Instance, dict[str, Any]]

@@ -13,10 +13,9 @@ from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
 from hutch.logs import log
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.ids import BoxId
 from hutch.model.spec import Retention
-from hutch.model.state import State
 
 Hook = Callable[[BoxRecord], Awaitable[None]]
 Unless = Callable[[Live], bool]

@@ -9,8 +9,7 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import States
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
-from hutch.model.boxes import EventCause
-from hutch.model.state import State
+from hutch.model.boxes import EventCause, State
 
 HEALTHY_FOR_SECONDS = 30.0
 CHECK_SECONDS = 5.0

@@ -17,11 +17,10 @@ from hutch.errors import Conflict, HutchError, Invalid, NotFound, QuotaExceeded
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord, ForkOrigin, ForkRecord, StoredCheckpoint
 from hutch.keeper.locks import KeyedLocks, run_uncancelled
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.ids import is_name
 from hutch.model.layers import Checkpoint, Diff, Merge, Rollback, Way
 from hutch.model.spec import EffectiveSpec
-from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.rights import Action
 from hutch.providers.layers import Frozen, Layers

@@ -10,8 +10,7 @@ from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
 from hutch.keeper.access.leases import holds
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.boxes.states import describe_state
-from hutch.model.boxes import EventCause
-from hutch.model.state import State
+from hutch.model.boxes import EventCause, State
 from hutch.providers.base import Instance
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import States
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
+from hutch.model.boxes import State
 from hutch.model.capabilities import Pause
-from hutch.model.state import State
 
 
 class Pauser:

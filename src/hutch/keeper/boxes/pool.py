@@ -19,9 +19,8 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.skills.mounts import SkillMounts
 from hutch.logs import log
-from hutch.model.boxes import EventCause, Lease
+from hutch.model.boxes import EventCause, Lease, State
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from hutch.policy import rights
 
 REFILL_DELAY = 0.02

@@ -5,13 +5,12 @@ from typing import Self
 import msgspec
 
 from hutch.errors import Invalid, Unavailable
-from hutch.model.boxes import Lease
+from hutch.model.boxes import Lease, State
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 from hutch.model.layers import Checkpoint
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
-from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 
 SCHEMA = 3

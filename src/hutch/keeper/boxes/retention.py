@@ -19,9 +19,9 @@ from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.skills.mounts import shows_skills
+from hutch.model.boxes import State
 from hutch.model.results import JobState
 from hutch.model.spec import EffectiveSpec, Retention
-from hutch.model.state import State
 from hutch.policy import grades, requirements
 from hutch.providers.base import Instance
 

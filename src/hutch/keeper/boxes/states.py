@@ -10,8 +10,7 @@ from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.store.store import Store
 from hutch.logs import redact
-from hutch.model.boxes import Event, EventCause
-from hutch.model.state import State, may_move
+from hutch.model.boxes import Event, EventCause, State, may_move
 
 Listener = Callable[[Event], None]
 Witness = Callable[[BoxRecord | None, BoxRecord, Event | None], Awaitable[None] | None]

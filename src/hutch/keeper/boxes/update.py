@@ -16,9 +16,9 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
+from hutch.model.boxes import State
 from hutch.model.limits import Limits
 from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec, TtlAction
-from hutch.model.state import State
 from hutch.policy import rights, values
 from hutch.policy.change import Change
 from hutch.policy.rights import Action

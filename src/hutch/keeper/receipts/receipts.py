@@ -19,11 +19,10 @@ from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.operations import Operations
 from hutch.keeper.store.store import Store
 from hutch.logs import log
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, State
 from hutch.model.compatibility import decode_record
 from hutch.model.receipts import ARRIVED, LEFT, OWNER_LOG, Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encode_json
-from hutch.model.state import State
 
 # What writes and checks chains is loaded at first use: `hutch run` keeps no receipts.
 if TYPE_CHECKING:

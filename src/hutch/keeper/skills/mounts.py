@@ -26,12 +26,11 @@ from hutch.keeper.locks import KeyedLocks
 from hutch.keeper.skills.skills import Skills, in_thread
 from hutch.keeper.store.store import Store
 from hutch.logs import log
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, State
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
 from hutch.model.spec import CheckedMount, CheckedMounts, EffectiveSpec, MountMode, Order
-from hutch.model.state import State
 from hutch.skills.view_paths import has_own_view, keeps_skills, stale_marker, view_path
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from hutch.keeper.store.open_store import is_shared, open_key, open_ledger, open
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness, lock_directories
 from hutch.keeper.takeover.reconcile import has_running_job
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.spec import Retention
-from hutch.model.state import State
 from hutch.providers.base import InstanceRecord, Leftover
 
 

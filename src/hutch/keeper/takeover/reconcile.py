@@ -18,11 +18,10 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.logs import log
-from hutch.model.boxes import EventCause
-from hutch.model.durations import format_seconds
+from hutch.model.boxes import EventCause, State
 from hutch.model.results import JobState
 from hutch.model.spec import Retention
-from hutch.model.state import State
+from hutch.model.units import format_seconds
 
 _UNFINISHED = (State.CREATING, State.STOPPING, State.ERROR)
 

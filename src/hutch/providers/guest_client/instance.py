@@ -36,7 +36,7 @@ from hutch.providers.guest_client.verdicts import (
 
 if TYPE_CHECKING:
     from hutch.api import Files
-    from hutch.model.ports import PortInfo
+    from hutch.model.boxes import PortInfo
     from hutch.providers.guest_client.ports import GuestPortStream
 
 ANSWER_GRACE = 15.0

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from hutch.errors import BoxBroken, Invalid, PortClosed
 from hutch.guest.protocol import DATA
-from hutch.model.ports import PortInfo
+from hutch.model.boxes import PortInfo
 from hutch.model.record import Record
 from hutch.providers.base import PortStream
 from hutch.providers.guest_client.answers import checked

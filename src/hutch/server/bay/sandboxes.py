@@ -16,10 +16,9 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.locks import KeyedLocks
 from hutch.logs import log
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.limits import LimitsAsked
 from hutch.model.spec import Spec, Workspace
-from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.profiles import BUILT_IN
 from hutch.server.auth import Caller

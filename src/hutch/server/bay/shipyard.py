@@ -19,11 +19,11 @@ from hutch.errors import HutchError, Invalid, NotFound, Refused
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.logs import redact
+from hutch.model.boxes import State
 from hutch.model.files import FileKind
 from hutch.model.limits import LimitsAsked
 from hutch.model.record import encode_json
 from hutch.model.spec import Spec
-from hutch.model.state import State
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
 from hutch.server.bay.http import HttpDoor, Route, read_whole, receive_upload

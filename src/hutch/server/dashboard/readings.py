@@ -7,11 +7,10 @@ from typing import Generic, TypeVar
 
 from hutch.errors import HutchError
 from hutch.keeper.keeper import Keeper
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, State
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.results import Usage
-from hutch.model.state import State
 from hutch.server.metrics import BUCKETS, Histogram, Metrics
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from hutch.errors import Gone, HutchError, Invalid, NotFound, Unauthenticated
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
+from hutch.model.boxes import State
 from hutch.model.ids import is_box_id
-from hutch.model.state import State
 from hutch.server.access import find, using
 from hutch.server.e2b.errors import NotRunning
 from hutch.server.e2b.labels import TEMPLATE, resumes_by_itself

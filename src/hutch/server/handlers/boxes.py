@@ -12,10 +12,9 @@ from hutch.keeper.access.views import box_info, box_info_with_jobs
 from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keys import Role
 from hutch.logs import log
-from hutch.model.boxes import BoxInfo, Lease
+from hutch.model.boxes import BoxInfo, Lease, State
 from hutch.model.record import Record
 from hutch.model.spec import Retention
-from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
 from hutch.server.access import find, grant_to_client, hold, looking, refuse_if_busy, renew, using

@@ -6,8 +6,7 @@ from typing import Any
 
 from hutch.errors import Gone, Invalid, NotFound
 from hutch.keeper.boxes.live import Live
-from hutch.model.boxes import BoxInfo
-from hutch.model.state import State
+from hutch.model.boxes import BoxInfo, State
 from hutch.server.auth import Caller
 from hutch.server.langbot import commands, processes, storage
 from hutch.server.langbot.messages import BoxFailure, BoxSpec, Context, Limits, ProcessSpec

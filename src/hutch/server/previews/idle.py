@@ -8,7 +8,7 @@ import asyncio
 
 from hutch.keeper.access.ports import BoxStream
 from hutch.keeper.boxes.live import Live
-from hutch.model.state import State
+from hutch.model.boxes import State
 
 IDLE_SECONDS = 2.0
 """How long a connection waits. Servers close idle ones after 5 s or more (Node), and a box must not be kept awake."""

@@ -4,8 +4,8 @@ from hutch.errors import Conflict
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_key
+from hutch.model.boxes import Preview
 from hutch.model.ids import BoxId
-from hutch.model.ports import Preview
 from hutch.server.previews.access import AccessTable, Grant
 from hutch.server.previews.hosts import NO_TOKEN, PATH_PREFIX, PortName, PreviewHosts
 

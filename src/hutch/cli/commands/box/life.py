@@ -11,8 +11,8 @@ from hutch.cli.output import emit_json, fail, note
 from hutch.cli.parsers import CliCommand
 from hutch.errors import BoxBusy, Conflict, HutchError, Invalid, Unsupported
 from hutch.model import capabilities
+from hutch.model.boxes import State
 from hutch.model.spec import Retention
-from hutch.model.state import State
 
 if TYPE_CHECKING:
     from hutch.api import Box

@@ -12,10 +12,9 @@ from hutch.cli.options import add_box
 from hutch.cli.output import columns, emit_json, printable
 from hutch.cli.parsers import CliCommand
 from hutch.errors import HeldElsewhere
-from hutch.model.boxes import BoxInfo
-from hutch.model.durations import format_seconds
+from hutch.model.boxes import BoxInfo, State
 from hutch.model.results import JobInfo
-from hutch.model.state import State
+from hutch.model.units import format_seconds
 
 if TYPE_CHECKING:
     from hutch.api import Hutch

@@ -17,7 +17,7 @@ from hutch.images import manifests, prune, references, uses
 from hutch.images.archives import export, import_path, import_stream, open_file
 from hutch.images.manifests import Stored
 from hutch.images.store import Image, Store
-from hutch.model.durations import format_seconds
+from hutch.model.units import format_seconds
 
 HEADER = ("IMAGE", "DIGEST", "LAYERS", "SIZE", "BOXES", "AGE")
 _SHORT = 12

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from hutch.errors import Invalid
 from hutch.keeper.access.handles import BoxHandle
+from hutch.model.boxes import State
 from hutch.model.record import encode_json
-from hutch.model.state import State
 from hutch.server.e2b.control.shapes import Metric
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.requests import Request

@@ -13,9 +13,9 @@ import msgspec
 from hutch.errors import Conflict, Invalid, NotFound, Unsupported
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
+from hutch.model.boxes import State
 from hutch.model.record import encode_json
 from hutch.model.spec import VOLUME, EffectiveSpec, Mount, MountMode, NetworkMode, Spec, TtlAction, volume_of
-from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import hold, refuse_if_busy
 from hutch.server.e2b import labels, ports, volumes

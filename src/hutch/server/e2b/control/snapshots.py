@@ -14,10 +14,9 @@ from hutch.errors import HutchError, Invalid, NotFound, Unsupported
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
-from hutch.model.boxes import EventCause
+from hutch.model.boxes import EventCause, State
 from hutch.model.ids import BoxId, is_box_id
 from hutch.model.record import encode_json
-from hutch.model.state import State
 from hutch.policy.rights import Action, require
 from hutch.server.access import check_owner
 from hutch.server.e2b import labels, ports

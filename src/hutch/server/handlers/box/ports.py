@@ -6,7 +6,7 @@ import msgspec
 
 from hutch.errors import Invalid
 from hutch.keeper.access.handles import BoxHandle
-from hutch.model.ports import PortInfo, Preview
+from hutch.model.boxes import PortInfo, Preview
 from hutch.model.record import Record
 from hutch.server.access import looking, using
 from hutch.server.request import Call, Reply

@@ -1,4 +1,5 @@
-"""Durations as people write and read them: "90", "90s", "5m" and "1h30m" are parsed, "1h30m" is written."""
+"""Durations and sizes as people write and read them: "90", "90s", "5m" and "1h30m" are parsed, "1h30m" and "1.5 MB"
+written."""
 
 import re
 
@@ -35,3 +36,12 @@ def format_seconds(amount: float) -> str:
         if count or parts:
             parts.append((count, unit))
     return "".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with a unit."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
