@@ -12,7 +12,7 @@ from hutch.client.handle import Handle
 from hutch.client.requests import BYTES, Repeat, decode_answer
 from hutch.errors import FileMissing
 from hutch.model.boxes import Moved
-from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.answers import Copied
 from hutch.providers.guest_client.local_trees import check_report, packed, unpacked
 
 _PIECE = 1 << 18

@@ -11,7 +11,7 @@ from hutch.keeper.receipts.operations import Operation
 from hutch.model.files import Change, Edited, Entry, FileInfo, GrepHit, GrepResult, Matches
 from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
-from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.answers import Copied
 from hutch.providers.guest_client.files import GuestFiles
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.arguments import as_bytes
 from hutch.model.files import Edited, Entry, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.guest_client import trees
-from hutch.providers.guest_client.answers import checked
-from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.file_answers import (
+from hutch.providers.guest_client.answers import (
     Copied,
     Digest,
     Done,
@@ -21,9 +19,10 @@ from hutch.providers.guest_client.file_answers import (
     Notes,
     SearchEnd,
     SearchProgress,
+    checked,
 )
+from hutch.providers.guest_client.channel import Channel, content_of, rows_of
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.rows import content_of, rows_of
 from hutch.providers.guest_client.watch import Watch
 
 MAX_READ = 64 << 20

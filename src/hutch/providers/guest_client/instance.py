@@ -20,7 +20,6 @@ from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Starte
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
-from hutch.providers.guest_client.hints import remedy_for
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import (
@@ -32,6 +31,7 @@ from hutch.providers.guest_client.verdicts import (
     cannot_start,
     complains,
     decide,
+    remedy_for,
 )
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.guest.files.trees import Unpacker, pack
 from hutch.guest.operations import Failure, failure
 from hutch.logs import log
-from hutch.providers.guest_client import transfers
-from hutch.providers.guest_client.answers import checked
+from hutch.providers.guest_client import trees
+from hutch.providers.guest_client.answers import Copied, checked
 from hutch.providers.guest_client.copy_bounds import max_copy_entries
-from hutch.providers.guest_client.file_answers import Copied
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 async def packed(path: str) -> AsyncIterator[bytes]:
     """Yield the stream of a file or tree of this machine. Call its `aclose`, because it has descriptors open."""
-    tell = transfers.listener()
+    tell = trees.listener()
     blocks = pack(await _open_in_thread(_open_source, path), path)
     try:
         while (block := await _in_thread(_next_block, blocks)) is not None:
@@ -41,7 +40,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     if not name:
         raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
     into = posixpath.basename(source.rstrip("/"))
-    tell = transfers.listener()
+    tell = trees.listener()
     directory = await _open_in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
     unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=max_copy_entries(most))

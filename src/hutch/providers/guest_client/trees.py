@@ -1,15 +1,17 @@
-"""Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other."""
+"""Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other.
+
+A listener gets the byte counts of a copy while it goes on.
+"""
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import cast
 
-from hutch.providers.guest_client.answers import checked
-from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.file_answers import Copied
-from hutch.providers.guest_client.rows import content_of
+from hutch.providers.guest_client.answers import Copied, checked
+from hutch.providers.guest_client.channel import Channel, content_of
 
 Open = Callable[..., Awaitable[Channel]]
 
@@ -58,3 +60,28 @@ async def _again(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for piece in rest:
         yield piece
+
+
+Listener = Callable[[int], None]
+"""Gets the number of bytes of each piece; a thread may call it."""
+
+_listener: ContextVar[Listener | None] = ContextVar("transfer_listener", default=None)
+
+
+@contextmanager
+def observed(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of the copies that are begun in this block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def listener() -> Listener:
+    """Return the listener of a copy that begins now."""
+    return _listener.get() or _ignore
+
+
+def _ignore(count: int) -> None:
+    return None

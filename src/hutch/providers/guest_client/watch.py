@@ -10,8 +10,7 @@ from hutch.errors import BoxBroken, Conflict, HutchError
 from hutch.guest.protocol import DATA
 from hutch.model.files import Change
 from hutch.providers.guest_client.answers import checked
-from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.rows import MAX_ROW, row
+from hutch.providers.guest_client.channel import MAX_ROW, Channel, row
 
 KINDS = frozenset({"created", "modified", "attributes", "deleted", "moved_from", "moved_to", "overflow"})
 

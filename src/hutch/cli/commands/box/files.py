@@ -19,7 +19,7 @@ from hutch.cli.output import byte_size, emit_json, note
 from hutch.cli.parsers import CliCommand
 from hutch.errors import FileFailed, FileMissing, HutchError, Invalid, NotDirectory
 from hutch.model.files import FileKind
-from hutch.providers.guest_client.transfers import observed
+from hutch.providers.guest_client.trees import observed
 
 if TYPE_CHECKING:
     from hutch.api import Hutch

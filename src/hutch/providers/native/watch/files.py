@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hutch.errors import HutchError
 from hutch.model.files import Edited, FileInfo
-from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.answers import Copied
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 
