@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hutch.doctor import canary, checks, facts, matrix, trials
+from hutch.doctor import canary, checks, facts, trials
 from hutch.doctor.facts import Facts, Place
-from hutch.doctor.findings import Finding, Standing, usable
+from hutch.doctor.findings import DISTRIBUTIONS, KERNELS, Finding, Standing, usable
 from hutch.linux.cgroup_detect import CgroupSupport
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy, Grades
@@ -201,5 +201,5 @@ def test_a_limit_that_nothing_holds_is_a_warning() -> None:
 
 def test_the_matrix_names_what_doctor_knows() -> None:
     """DESIGN §13: kernels and distributions, each with its fallback."""
-    assert all(all(row) for row in (*matrix.KERNELS, *matrix.DISTRIBUTIONS))
-    assert any("24.04" in row[0] for row in matrix.DISTRIBUTIONS)
+    assert all(all(row) for row in (*KERNELS, *DISTRIBUTIONS))
+    assert any("24.04" in row[0] for row in DISTRIBUTIONS)

@@ -14,8 +14,8 @@ from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
 from hutch.guest.files.trees import DATA, HOLE, PIECE
 from hutch.keeper.system_archive import OVERHEAD_BYTES, SystemArchive
-from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.local_trees import unpacked
+from hutch.providers.guest_client.trees import max_copy_bytes
 
 DISK_MB = 16
 LIE = "#!/bin/sh\nexec head -c 300000000 /dev/zero\n"

@@ -14,7 +14,7 @@ from hutch.errors import FileTooLarge
 from hutch.model.arguments import as_bytes
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.spec import EffectiveSpec
-from hutch.providers.guest_client.copy_bounds import max_copy_bytes
+from hutch.providers.guest_client.trees import max_copy_bytes
 
 MAX_READ = 64 << 20
 """Most bytes that `read` returns without a limit."""

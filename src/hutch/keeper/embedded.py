@@ -27,8 +27,7 @@ from hutch.providers import registry
 if TYPE_CHECKING:
     from hutch.api import CreatedHook, DestroyedHook
     from hutch.apps.local import LocalApps
-    from hutch.keeper.access.admin import AdminHandle
-    from hutch.keeper.access.observe import ObservedBox
+    from hutch.keeper.access.beside_lease import AdminHandle, ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
     from hutch.keeper.skills.skills import LocalSkills
     from hutch.model.spec import EffectiveSpec
@@ -102,8 +101,7 @@ class Hutch:
 
         `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
         """
-        from hutch.keeper.access.moves import scope_labels
-        from hutch.keeper.access.scopes import scope
+        from hutch.keeper.access.scopes import scope, scope_labels
 
         await self._start()
         found_scope = scope(template, values, owner=LOCAL_OWNER, kind=kind)
@@ -142,7 +140,7 @@ class Hutch:
 
     async def administer(self, box_id: str) -> "AdminHandle":
         """Return a handle that works beside the holder of the lease. Every operation is logged."""
-        from hutch.keeper.access.admin import AdminHandle
+        from hutch.keeper.access.beside_lease import AdminHandle
 
         await self._start()
         return AdminHandle(self._keeper, await self._keeper.live(box_id), self.session)
@@ -200,7 +198,7 @@ class Hutch:
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """Return the box for observation, without its lease."""
-        from hutch.keeper.access.observe import ObservedBox
+        from hutch.keeper.access.beside_lease import ObservedBox
 
         await self._start()
         return ObservedBox(self._keeper, await self._keeper.live(box_id))

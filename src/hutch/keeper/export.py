@@ -29,7 +29,7 @@ from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode
-from hutch.providers.guest_client.copy_bounds import max_copy_entries
+from hutch.providers.guest_client.trees import max_copy_entries
 
 B = TypeVar("B", bound=Box)
 

@@ -1,4 +1,4 @@
-"""Loading the MCP SDK, which is an extra and takes a second to import."""
+"""Loads the MCP SDK; apart from all that imports it, because it is an extra and takes a second to import."""
 
 import asyncio
 import threading

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from hutch.errors import BoxBusy, Invalid, LeaseLost, NotFound
+from hutch.keeper.access.beside_lease import ObserverGuard, refuse
 from hutch.keeper.access.files import Guard
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.access.leases import holds, renewal_is_due, resumable_lease
-from hutch.keeper.access.observe import ObserverGuard, refuse
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role

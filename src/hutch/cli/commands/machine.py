@@ -84,14 +84,14 @@ def _show_findings(found: "list[Finding]", *, good: bool) -> None:
 
 
 def _show_matrix(*, as_json: bool) -> int:
-    from hutch.doctor import matrix
+    from hutch.doctor.findings import DISTRIBUTIONS, KERNELS
 
     if as_json:
-        emit_json({"kernels": matrix.KERNELS, "distributions": matrix.DISTRIBUTIONS})
+        emit_json({"kernels": KERNELS, "distributions": DISTRIBUTIONS})
         return 0
-    table(("KERNEL", "GIVES", "TO DO"), matrix.KERNELS)
+    table(("KERNEL", "GIVES", "TO DO"), KERNELS)
     print()
-    table(("DISTRIBUTION", "KERNEL", "BOXES"), matrix.DISTRIBUTIONS)
+    table(("DISTRIBUTION", "KERNEL", "BOXES"), DISTRIBUTIONS)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The caller of an operation: set once by the surface that admits a caller, read where operations are recorded."""
+"""The caller of an operation, in a file that both those who set it and those who record it can import.
+
+The surface that admits a caller sets it once; the places where operations are recorded read it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -373,8 +373,7 @@ class BoxHandle:
         self._live.check_not_gone()
 
     async def move_to(self, template: str, /, *, kind: str = "", **values: object) -> None:
-        from hutch.keeper.access.moves import move_to_scope
-        from hutch.keeper.access.scopes import scope
+        from hutch.keeper.access.scopes import move_to_scope, scope
 
         await self.begin()
         try:

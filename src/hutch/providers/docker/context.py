@@ -6,13 +6,13 @@ import sys
 import tempfile
 
 from hutch.errors import Unavailable, Unsupported
-from hutch.providers.docker import labels, shared_directory
+from hutch.providers.docker import labels
 from hutch.providers.docker.engine import endpoint
 from hutch.providers.docker.engine import info as engine_info
 from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.engine.info import EngineInfo
 from hutch.providers.docker.guest_volume import GuestVolume
-from hutch.providers.docker.helper_containers import BASE, ensure_base_image
+from hutch.providers.docker.helper_containers import BASE, ensure_base_image, why_not_shared
 from hutch.providers.docker.images import ARCHITECTURES, Images
 from hutch.providers.docker.networks import NetworkWalls
 from hutch.providers.docker.path_rules import engine_path, translated
@@ -56,7 +56,7 @@ class EngineContext:
         home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
         with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
             theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)
-            return not await shared_directory.obstacle(self.engine, ours, theirs)
+            return not await why_not_shared(self.engine, ours, theirs)
 
     async def walls(self) -> NetworkWalls | None:
         """Return the filters, or None if nobody here can keep a box from reaching private ranges."""

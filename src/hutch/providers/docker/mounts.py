@@ -15,11 +15,11 @@ import msgspec
 
 from hutch.errors import FileMissing, Refused
 from hutch.model.spec import CheckedMount, MountMode, Order
-from hutch.providers.docker import container_spec, shared_directory
+from hutch.providers.docker import container_spec
 from hutch.providers.docker.container_spec import Bind
 from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine.api import Engine
-from hutch.providers.docker.helper_containers import helper_container
+from hutch.providers.docker.helper_containers import helper_container, why_not_shared
 from hutch.providers.docker.path_rules import engine_path, translated
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.link import Link
@@ -95,7 +95,7 @@ async def _prove(context: EngineContext, place: CheckedMount, bind: Bind) -> Non
     directory, source = place.real, bind.source
     if not os.path.isdir(directory):
         directory, source = os.path.dirname(directory), os.path.dirname(source)
-    if obstacle := await shared_directory.obstacle(context.engine, directory, source):
+    if obstacle := await why_not_shared(context.engine, directory, source):
         raise _not_seen(place, obstacle)
 
 

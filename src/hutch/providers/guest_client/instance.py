@@ -18,10 +18,10 @@ from hutch.providers.base import Command, Instance, InstanceRecord
 from hutch.providers.guest_client.accounts import Account, find_account
 from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.guest_client.trees import max_copy_bytes
 from hutch.providers.guest_client.verdicts import (
     MB,
     Counters,

@@ -14,7 +14,7 @@ from hutch.guest.operations import Failure, failure
 from hutch.logs import log
 from hutch.providers.guest_client import trees
 from hutch.providers.guest_client.answers import Copied, checked
-from hutch.providers.guest_client.copy_bounds import max_copy_entries
+from hutch.providers.guest_client.trees import max_copy_entries
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,19 +1,29 @@
 """Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other.
 
+A box writes the stream of a copy out of it, and could fill the caller's disk with it, so such a copy has bounds.
 A listener gets the byte counts of a copy while it goes on.
 """
 
 import os
+import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import cast
 
+from hutch.model.spec import EffectiveSpec
 from hutch.providers.guest_client.answers import Copied, checked
 from hutch.providers.guest_client.channel import Channel, content_of
 
 Open = Callable[..., Awaitable[Channel]]
+
+IMAGE_BYTES = 16 << 30
+"""The bytes that a copy may have beyond the box's own disk limit, because the image holds them."""
+HOST_BYTES = 1 << 40
+"""The most bytes of a copy from a mounted host directory, whose size no limit of ours bounds."""
+MIN_ENTRIES = 1 << 16
+_OWN = ("/workspace", "/tmp")
 
 
 async def copy_in(begin: Open, source: str | Path, target: str) -> int:
@@ -85,3 +95,26 @@ def listener() -> Listener:
 
 def _ignore(count: int) -> None:
     return None
+
+
+def max_copy_bytes(spec: EffectiveSpec, source: str) -> int:
+    """Return the most bytes on disk that a copy of `source` may have: in the box's own directories, its disk limit."""
+    path = posixpath.normpath(posixpath.join(spec.workdir or "/", source))
+    mounted = [mount.target for mount in spec.mounts]
+    if spec.workspace.source != "own":
+        mounted.append("/workspace")
+    if any(_overlap(path, target) for target in mounted):
+        return HOST_BYTES
+    disk = spec.limits.disk_mb << 20
+    own = any(path == place or path.startswith(f"{place}/") for place in (*_OWN, spec.workdir or "/workspace"))
+    return disk if own else disk + IMAGE_BYTES
+
+
+def max_copy_entries(most: int) -> int:
+    """Return the most entries of a copy of that size: four times what the native engine lets a box create."""
+    return max(MIN_ENTRIES, most >> 10)
+
+
+def _overlap(path: str, target: str) -> bool:
+    """Return whether one path lies in the other."""
+    return f"{path}/".startswith(f"{target}/".replace("//", "/")) or f"{target}/".startswith(f"{path}/")

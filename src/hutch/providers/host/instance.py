@@ -9,9 +9,9 @@ from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.command.instance import CommandInstance
 from hutch.providers.guest_bundle.counters import GuestCounters
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.copy_bounds import HOST_BYTES
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.guest_client.trees import HOST_BYTES
 from hutch.providers.guest_client.verdicts import Counters
 
 WARNING = "NO ISOLATION: commands run on this machine itself, with all rights of the user who runs Hutch"

@@ -10,9 +10,8 @@ from hutch.model.record import encode_json
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
 from hutch.server.bay.history import Filter
-from hutch.server.bay.http import HttpDoor, Route, read_whole, receive_upload
+from hutch.server.bay.http import WORKSPACE, HttpDoor, Route, read_whole, receive_upload, workspace_path
 from hutch.server.bay.idempotency import IdempotentReplies
-from hutch.server.bay.paths import WORKSPACE, workspace_path
 from hutch.server.bay.records import (
     Annotation,
     CreateCargo,

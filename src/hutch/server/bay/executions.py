@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from hutch.keeper.access.handles import BoxHandle
 from hutch.model.results import Cause, Result
-from hutch.server.bay.paths import WORKSPACE
+from hutch.server.bay.http import WORKSPACE
 
 TIMED_OUT = -1
 """The exit code that the Bay API gives to a command whose time was over."""

@@ -1,7 +1,8 @@
-"""What both doors of AstrBot share: routes below a prefix, callers with a bearer key, uploads, and sent answers."""
+"""What both doors of AstrBot share: routes below a prefix, callers with a bearer key, paths, uploads, sent answers."""
 
 import asyncio
 import math
+import posixpath
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -23,6 +24,8 @@ from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
 from hutch.server.wire import PIECE_BYTES
 
+WORKSPACE = "/workspace"
+"""The directory to which the paths of AstrBot's SDKs are relative."""
 MAX_FIELD_BYTES = 16 << 10
 MAX_SHOWN_BYTES = 4 << 20
 """Most bytes of a file that is read as text; a larger one is downloaded."""
@@ -230,3 +233,27 @@ async def _read_field(content: Any) -> str:
         if len(data) > MAX_FIELD_BYTES:
             raise Invalid(f"a field of the form has more than {MAX_FIELD_BYTES} bytes")
     return data.decode("utf-8", "surrogateescape")
+
+
+class InvalidPath(Invalid):
+    """A path that cannot be a file of the workspace; `reason` is the Bay API's word for why."""
+
+    code = "invalid_path"
+
+    def __init__(self, path: str, reason: str, text: str) -> None:
+        super().__init__(f"path {path[:200]!r} {text}", details={"field": "path", "reason": reason})
+        self.reason = reason
+
+
+def workspace_path(path: str) -> str:
+    """Return the place of a path in the box; an absolute path below /workspace is accepted too."""
+    if not path:
+        raise InvalidPath(path, "empty_path", "is empty")
+    if "\0" in path:
+        raise InvalidPath(path, "null_byte", "has a null byte")
+    plain = posixpath.normpath(posixpath.join(WORKSPACE, path))
+    if plain == WORKSPACE or plain.startswith(f"{WORKSPACE}/"):
+        return plain
+    if path.startswith("/"):
+        raise InvalidPath(path, "absolute_path", "is absolute: name it relative to the workspace")
+    raise InvalidPath(path, "path_traversal", "leads out of the workspace")

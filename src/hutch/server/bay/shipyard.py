@@ -26,8 +26,7 @@ from hutch.model.record import encode_json
 from hutch.model.spec import Spec
 from hutch.server.auth import Authenticator
 from hutch.server.bay.executions import run_python, run_shell
-from hutch.server.bay.http import HttpDoor, Route, read_whole, receive_upload
-from hutch.server.bay.paths import InvalidPath, workspace_path
+from hutch.server.bay.http import HttpDoor, InvalidPath, Route, read_whole, receive_upload, workspace_path
 from hutch.server.bay.records import time_of
 from hutch.server.error_status import status_of
 from hutch.server.keyed_boxes import KeyedBoxes, bots_profile

@@ -9,8 +9,8 @@ from hutch.api.apps import ANSWER_SECONDS
 from hutch.apps import app
 from hutch.apps.templates import TEMPLATES, Template, find_template
 from hutch.errors import Invalid
+from hutch.keeper.access.beside_lease import ObservedBox
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.observe import ObservedBox
 from hutch.keeper.access.views import box_info
 from hutch.keeper.locks import KeyedLocks
 from hutch.model.apps import AppInfo, TemplateInfo

@@ -7,8 +7,7 @@ import msgspec
 
 from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
-from hutch.keeper.access.moves import scope_labels
-from hutch.keeper.access.scopes import scope
+from hutch.keeper.access.scopes import scope, scope_labels
 from hutch.keeper.access.views import box_info
 from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo

@@ -1,18 +1,23 @@
-"""Observing a box without its lease: nothing is pinned or resumed, and no clock is extended."""
+"""Access to a box beside its lease: an observer reads and changes nothing; an admin does everything, and is logged.
+
+An observer pins and resumes nothing, and extends no clock.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hutch.errors import Conflict, HutchError, Refused
+from hutch.errors import Conflict, HutchError, LeaseLost, Refused
 from hutch.keeper.access.code import KernelsHandle
 from hutch.keeper.access.files import GuardedFiles
+from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.keeper.access.views import box_info_with_jobs
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
+from hutch.logs import log
 from hutch.model.boxes import BoxInfo, PortInfo, State
 from hutch.model.files import Edited, FileInfo
 from hutch.model.layers import Checkpoint
@@ -250,3 +255,27 @@ def refuse(op: str) -> NoReturn:
     raise Refused(
         f"whoever only looks at a box may not {op}", op=op, remedy="attach to the box instead of observing it"
     )
+
+
+class AdminHandle(BoxHandle):
+    """An admin's handle. It takes no lease, so the handles of the session that holds it go on working."""
+
+    async def begin(self) -> Instance:
+        self._epoch = self._live.record.epoch  # The box may have changed hands since the last operation.
+        return await super().begin()
+
+    def operation(self, op: str, details: Details) -> Operation:
+        log("keeper").warning("admin acts past the lease", operation=op, box=self.id, by=self._session)
+        return super().operation(op, details)
+
+    async def renew(self) -> None:
+        raise LeaseLost("an admin holds no lease that could be renewed", op="renew", remedy="attach to the box instead")
+
+    async def release(self) -> None:
+        """Close this handle; the holder keeps the lease."""
+        self.close()
+
+    async def destroy(self) -> None:
+        log("keeper").warning("admin acts past the lease", operation="destroy", box=self.id, by=self._session)
+        await self._keeper.destroy(self.id)
+        self.close()
