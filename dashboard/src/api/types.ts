@@ -272,7 +272,7 @@ export interface Profile {
 }
 
 /** Limits over all boxes of one owner; 0 for no limit. */
-export type Quota = Record<"boxes" | "cpus" | "memory_mb" | "disk_mb" | "volumes" | "skills", number>;
+export type Quota = Record<"boxes" | "cpus" | "memory_mb" | "disk_mb" | "volumes" | "volume_mb" | "skills", number>;
 
 export interface Skill {
   name: string;

@@ -81,7 +81,7 @@ function usedOf(quota: Quota, boxes: LiveBox[]): ReactNode[] {
     share(sum((limits) => limits.cpus), quota.cpus, (value) => String(+value.toFixed(1))),
     share(sum((limits) => limits.memory_mb), quota.memory_mb, megabytes),
     share(sum((limits) => limits.disk_mb), quota.disk_mb, megabytes),
-    kept(quota.volumes),
+    <>{kept(quota.volumes)}{quota.volume_mb ? `, ${megabytes(quota.volume_mb)}` : ""}</>,
     kept(quota.skills),
   ];
 }

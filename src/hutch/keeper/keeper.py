@@ -171,6 +171,7 @@ class Keeper:
             await self.liveness.release()
             raise
         telemetry.join()
+        self.volumes.watch(self._live.values)
         if not self.visiting:
             self.pool.start()
             self.receipts.start(self.store)
@@ -190,9 +191,8 @@ class Keeper:
 
     async def reconcile(self) -> list[Live]:
         """Take over what dead keepers left; return the boxes that this keeper did not have before."""
-        now = time.time()
         return await self._reconciler().run(
-            lambda record: not record.is_waiting(now) and (bool(record.left_at) or not self.visiting)
+            lambda record: not record.is_waiting(time.time()) and (bool(record.left_at) or not self.visiting)
         )
 
     def _reconciler(self) -> Reconciler:
@@ -254,6 +254,7 @@ class Keeper:
     async def _close_parts(self) -> None:
         if "ports" in self.__dict__:
             await self.ports.close()
+        await self.volumes.close()
         await self.hooks.finish()
         await self.engines.close()
         await losses.report_lost(self.states, await self.receipts.close())

@@ -3,11 +3,12 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hutch.errors import Conflict, HutchError, Invalid, NotFound
+from hutch.errors import Conflict, HutchError, Invalid, NotFound, QuotaExceeded
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.capacity import Inventory
 from hutch.keeper.locks import run_uncancelled
@@ -18,7 +19,14 @@ from hutch.model.record import Record
 from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, volume_of
 from hutch.policy.quotas import Quota, check_kept, quota_of
 
+if TYPE_CHECKING:
+    from hutch.keeper.boxes.live import Live
+    from hutch.keeper.volume_usage import VolumeWatchdog
+
 KIND = "volume"
+FULL_REMEDY = "remove files from the volumes, or raise volume_mb in the owner's quota"
+_ENTRIES_AT_ONCE = 5000
+"""Entries of a volume that are counted before the scan's state is looked at."""
 
 
 class Volume(Record, frozen=True, kw_only=True):
@@ -47,6 +55,8 @@ class Volumes:
         self._directory = directory
         self._inventory = inventory
         self._quotas = quotas or {}
+        self.watchdog: VolumeWatchdog | None = None
+        """None where no owner's volumes are limited."""
         self._creating = asyncio.Lock()
         """Held from counting an owner's volumes to writing the next one, so that two calls cannot pass his quota."""
 
@@ -81,13 +91,37 @@ class Volumes:
     async def check_mount(
         self, name: str, mode: MountMode, owner: str = LOCAL_OWNER, target: str = "/workspace"
     ) -> CheckedMount:
-        """Return the volume as a mount of a box, pinned to the inode that is there now."""
+        """Return the volume as a mount of a box, pinned to the inode that is there now.
+
+        Raises:
+            QuotaExceeded: The box would write to it, and the owner's volumes are full.
+        """
         volume = await self.get(name, owner)
+        if mode is MountMode.RW and (limit := quota_of(self._quotas, owner).volume_mb):
+            used = await self.used_bytes(owner)
+            if used > limit << 20:
+                raise full(used / (1 << 20), limit, "create")
         try:
             found = os.stat(volume.path, follow_symlinks=False)
         except FileNotFoundError:  # It is being removed.
             raise _missing(name) from None
         return CheckedMount(real=volume.path, target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
+
+    async def used_bytes(self, owner: str) -> int:
+        """Count what all volumes of an owner hold."""
+        paths = [volume.path for volume in await self.all(owner)]
+        return await asyncio.to_thread(lambda: sum(map(_bytes_below, paths)))
+
+    def watch(self, boxes: "Callable[[], Iterable[Live]]") -> None:
+        """Watch from now on what boxes write to volumes, if any owner's volumes are limited."""
+        if any(quota.volume_mb for quota in self._quotas.values()):
+            from hutch.keeper.volume_usage import VolumeWatchdog  # Few operators limit volumes.
+
+            self.watchdog = VolumeWatchdog(self, boxes, self._quotas)
+
+    async def close(self) -> None:
+        if self.watchdog is not None:
+            await self.watchdog.close()
 
     async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
         """Return the volumes that the owner's boxes use, or will use; the answer is valid until the next `await`."""
@@ -122,6 +156,33 @@ def volumes_of(spec: EffectiveSpec) -> frozenset[str]:
     """Return the names of the volumes that a box of this spec uses, as its workspace or elsewhere."""
     sources = (spec.workspace.source, *(mount.source for mount in spec.mounts))
     return frozenset(name for source in sources if (name := volume_of(source)) is not None)
+
+
+def full(used: float, limit: float, op: str) -> QuotaExceeded:
+    """Return the error of an operation that would add files to volumes that are full."""
+    return QuotaExceeded(
+        f"the owner's volumes hold {used:.0f} MB and may hold {limit:.0f}",
+        op=op, details={"limit": limit, "used": used}, retryable=False, remedy=FULL_REMEDY,
+    )  # fmt: skip
+
+
+def _bytes_below(path: str) -> int:
+    from hutch.providers.native.watch.disk_usage import DiskScan  # Few owners' volumes are limited.
+
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0  # it is being removed
+    try:
+        scan = DiskScan(directory)
+    finally:
+        os.close(directory)
+    try:
+        while not scan.advance(_ENTRIES_AT_ONCE):
+            pass
+        return scan.used.bytes
+    finally:
+        scan.close()
 
 
 def _missing(name: str) -> NotFound:

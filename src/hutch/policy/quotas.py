@@ -21,6 +21,8 @@ class Quota(Record, frozen=True, kw_only=True):
     disk_mb: Count = 0
     volumes: Count = 0
     """Volumes that the owner may have at a time."""
+    volume_mb: Count = 0
+    """What the owner's volumes may hold together. It is counted while boxes may write to them."""
     skills: Count = 0
     """Skills that the owner may have installed at a time, with all their versions."""
 

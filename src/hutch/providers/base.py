@@ -6,7 +6,7 @@ find a box again is in the `InstanceRecord`, which the keeper stores before and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Set
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
@@ -324,6 +324,10 @@ class Instance(ABC):
     @abstractmethod
     async def usage(self) -> Usage:
         """Return what the whole box uses now."""
+
+    def removed_bytes(self, devices: Set[int]) -> int:
+        """Return the bytes of removed files on these devices that the box holds open, where that can be seen."""
+        return 0
 
     async def reboot(self) -> None:
         """End every process of the box and keep its files, as a restart of a machine does. Raises Unsupported."""

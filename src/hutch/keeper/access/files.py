@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ADDING = frozenset({"write", "edit", "mkdir", "copy_in"})
+"""Operations that add to the files of a box, and never remove any."""
+
 
 class Guard(Protocol):
     """What a box's handle offers to its files and jobs."""
@@ -31,6 +34,9 @@ class Guard(Protocol):
 
     def operation(self, op: str, details: Details) -> Operation:
         """Begin an operation that leaves a receipt."""
+
+    def check_volumes(self, op: str, *, adds: bool = False) -> int:
+        """Raise QuotaExceeded if the volumes of the box are too full for an operation; `adds` if it can only add."""
 
 
 class GuardedFiles:
@@ -50,7 +56,15 @@ class GuardedFiles:
     ) -> T:  # fmt: skip
         async with self._guard.operation(f"files.{op}", details) as operation:
             operation.changed = changed
+            if op in _ADDING:
+                self._guard.check_volumes(op, adds=True)
             return await self._do(work)
+
+    async def _while_there_is_space(self, op: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pass a stream on until the volumes of the box are full: an upload may have no end."""
+        async for piece in pieces:
+            self._guard.check_volumes(op, adds=True)
+            yield piece
 
     async def _do(self, work: "Callable[[Files], Awaitable[T]]") -> T:
         instance = await self._guard.begin()
@@ -98,6 +112,8 @@ class GuardedFiles:
         parents: bool = True,
     ) -> FileInfo:
         size = len(data) if isinstance(data, bytes | str) else None
+        if not isinstance(data, bytes | str):
+            data = self._while_there_is_space("write", data)
         return await self._record(
             "write",
             lambda files: files.write(path, data, append=append, mode=mode, sync=sync, parents=parents),
@@ -196,7 +212,9 @@ class GuardedFiles:
         """Write a file in place and replace those of its extended attributes whose names begin with `prefix`."""
         return await self._record(
             "write",
-            lambda files: streaming(files).overwrite(path, data, prefix=prefix, attributes=attributes),
+            lambda files: streaming(files).overwrite(
+                path, self._while_there_is_space("write", data), prefix=prefix, attributes=attributes
+            ),
             changed=(path,), path=path,
         )  # fmt: skip
 
@@ -255,7 +273,10 @@ class GuardedFiles:
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
         """Write a tree's stream (`hutch.guest.files.trees`) into the box."""
         return await self._record(
-            "copy_in", lambda files: streaming(files).unpack(pieces, target, into), changed=(target,), target=target
+            "copy_in",
+            lambda files: streaming(files).unpack(self._while_there_is_space("copy_in", pieces), target, into),
+            changed=(target,),
+            target=target,
         )
 
     async def pack(self, source: str) -> AsyncIterator[bytes]:

@@ -95,6 +95,19 @@ class BoxHandle:
     def operation(self, op: str, details: Details) -> Operation:
         return self._keeper.operations.begin(self._live, self._session, op, details)
 
+    def check_volumes(self, op: str, *, adds: bool = False) -> int:
+        """Raise QuotaExceeded if the volumes of the box are too full for an operation; `adds` if it can only add.
+
+        Return how often commands have been ended for that.
+        """
+        watchdog = self._keeper.volumes.watchdog
+        return watchdog.admit(self._live, op, adds=adds) if watchdog is not None else 0
+
+    def explained(self, result: Result, ends: int) -> Result:
+        """Return the result with the verdict `disk` if its command was ended because volumes were full."""
+        watchdog = self._keeper.volumes.watchdog
+        return watchdog.explained(self._live, result, ends) if watchdog is not None else result
+
     async def failed(self, error: HutchError) -> None:
         """Check the box once after an error that a healthy box would not cause.
 
@@ -122,9 +135,10 @@ class BoxHandle:
         async with self.operation("exec", command_details(order)) as operation:
             instance = await self.begin()
             try:
+                ends = self.check_volumes("exec")
                 if self.spec.auto_checkpoint is AutoCheckpoint.EXEC:
                     notes = (*notes, *await self._layers.step())
-                result = operation.result = await instance.run(order)
+                result = operation.result = self.explained(await instance.run(order), ends)
             except HutchError as error:
                 await self.failed(error)
                 raise
@@ -169,6 +183,7 @@ class BoxHandle:
         async with self.operation("job.start", command_details(order)) as operation:
             instance = await self.begin()
             try:
+                self.check_volumes("start")
                 job = JobHandle(self, await instance.start(order), (str(cut),) if cut else ())
             except HutchError as error:
                 await self.failed(error)

@@ -137,12 +137,13 @@ class StreamHandle:
             instance = await self._box.begin()
             process: Process | None = None
             try:
+                ends = self._box.check_volumes("exec")
                 process = await instance.start(self._order)
                 if self._order.stdin is None:  # Otherwise it was given at the start and closed.
                     await process.close_stdin()
                 async for piece in process.follow():
                     yield piece
-                result = operation.result = await process.wait()
+                result = operation.result = self._box.explained(await process.wait(), ends)
                 self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
             finally:
                 self._box.end()

@@ -5,7 +5,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,24 @@ class NativeInstance(GuestInstance):
             return cgroup_files.members(str(groups[0]))
         except FileNotFoundError:
             return set()  # the box has been destroyed
+
+    def removed_bytes(self, devices: Set[int]) -> int:
+        from hutch.providers.native.watch.disk_usage import unlinked_bytes  # Few owners' volumes are limited.
+
+        return unlinked_bytes(self._processes(), devices)
+
+    def _processes(self) -> set[int]:
+        """Every process of the box; without a control group those that descend from its guest."""
+        if members := self.members():
+            return members
+        try:
+            box = BoxProcesses(self.pid)
+        except ProcessLookupError:
+            return set()
+        try:
+            return box.users()
+        finally:
+            box.close()
 
     @property
     def pid(self) -> int:

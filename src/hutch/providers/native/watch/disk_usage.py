@@ -11,7 +11,7 @@ import os
 import stat
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from struct import Struct
 
 from hutch.providers.guest_client.disk_overrun import Use
@@ -185,8 +185,10 @@ def _listing(directory: int) -> bytes:
     raise OSError(number, os.strerror(number), "getdents64")
 
 
-def unlinked_bytes(pids: Iterable[int]) -> int:
+def unlinked_bytes(pids: Iterable[int], devices: Set[int] | None = None) -> int:
     """Count files that lost their last name while one of these processes holds them open, in bytes.
+
+    Without `devices` they are files of the box's own disk, else those on one of these devices.
 
     Threat: a box opens a file, removes it and fills it, and no walk through its tree finds it. A file that is only
     mapped, or on its way through a socket, is not seen.
@@ -200,7 +202,8 @@ def unlinked_bytes(pids: Iterable[int]) -> int:
                 if status is None or status.st_nlink or not stat.S_ISREG(status.st_mode):
                     continue
                 # An overlay's device has no major number; one that has is a mount of the machine's, not the box's disk.
-                if os.major(status.st_dev) == 0 and status.st_dev not in memory:
+                own = os.major(status.st_dev) == 0 and status.st_dev not in memory
+                if own if devices is None else status.st_dev in devices:
                     found[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it has ended, or is a guest, which is closed to an ordinary user and holds nothing of the kind
