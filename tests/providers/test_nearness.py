@@ -11,6 +11,7 @@ import pytest
 
 from hutch.errors import EngineError, Refused
 from hutch.model.spec import Mount, NetworkMode
+from hutch.providers.docker import guests
 from hutch.providers.docker.provider import DockerProvider
 from tests.providers import daemons
 from tests.providers.making import box, order, run
@@ -91,4 +92,4 @@ async def test_a_process_that_is_not_the_containers_opens_no_fast_lane(
     provider: DockerProvider = daemons.provider(docker, tmp_path)
     found = await provider._engine()
     assert found.fast
-    assert provider._identity(found, {"Id": claimed, "State": {"Pid": os.getpid()}}) == {"lane": "api"}
+    assert guests.identify(found, {"Id": claimed, "State": {"Pid": os.getpid()}}) == {"lane": "api"}

@@ -2,17 +2,15 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailable, Unsupported
-from hutch.linux.processes import Identity, boot_id, start_time
 from hutch.model.capabilities import Capabilities
 from hutch.model.images import ImageDefaults
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import Instance, InstanceRecord, Leftover, Provider
-from hutch.providers.docker import cleanup, container_spec, context, mounts, networks
+from hutch.providers.docker import cleanup, container_spec, context, guests, mounts, networks
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
@@ -22,21 +20,17 @@ from hutch.providers.docker.engine.api import Engine, Json
 from hutch.providers.docker.engine.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.docker.helper_containers import BASE
-from hutch.providers.docker.instance import ContainerInstance, Reached, Traits
-from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
+from hutch.providers.docker.instance import ContainerInstance, Reached
+from hutch.providers.docker.lanes import FastLane
 from hutch.providers.docker.layers.box_files import BoxFiles
 from hutch.providers.docker.layers.replacement import recovered, volumes_of
 from hutch.providers.docker.layers.state_volumes import StateVolumes
 from hutch.providers.docker.settings import LaneChoice
-from hutch.providers.guest_bundle.counters import BoxCounters, GuestCounters, HostCounters
-from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
-from hutch.providers.guest_client.link import Link
 
 if TYPE_CHECKING:
     from hutch.providers.docker.layers.box_files import Spool
     from hutch.providers.docker.layers.layers import LayerParts
 
-_ID_LETTERS = 64
 _GRACE_SECONDS = 30.0
 """How long a guest waits for a keeper until the clocks of its box are set again."""
 
@@ -155,7 +149,7 @@ class DockerProvider(Provider):
         if walls is not None:
             await walls.check(order.box_id)
         inspected = await engine.inspect(name)
-        data = {**planned.data, **self._identity(found, inspected), "id": str((inspected or {}).get("Id") or name)}
+        data = {**planned.data, **guests.identify(found, inspected), "id": str((inspected or {}).get("Id") or name)}
         record = planned.but(data=data)
         if self._settings.lane is LaneChoice.FAST and record.data["lane"] != FastLane.name:
             raise Unsupported(
@@ -167,7 +161,7 @@ class DockerProvider(Provider):
             found,
             record,
             order.spec,
-            options=_guest_options(order, image, watched=found.machine.is_watched),
+            options=guests.guest_options(order, image, watched=found.machine.is_watched),
             order=order,
         )
         try:
@@ -232,23 +226,6 @@ class DockerProvider(Provider):
 
     # --- connecting ------------------------------------------------------------------------------------------
 
-    def _identity(self, found: EngineContext, inspected: Json | None) -> dict[str, str | int | float]:
-        """Return the container's first process if we can see it, which decides whether the fast lane is used."""
-        state = (inspected or {}).get("State") or {}
-        pid = int(state.get("Pid") or 0)
-        if not found.fast or not pid or inspected is None:
-            return {"lane": "api"}
-        try:
-            with open(f"/proc/{pid}/cgroup") as file:
-                # The whole id must match: with a shorter one an engine could claim a process that is not its own.
-                is_there = len(str(inspected["Id"])) == _ID_LETTERS and str(inspected["Id"]) in file.read()
-        except OSError:
-            is_there = False
-        start = start_time(pid)
-        if not is_there or start is None:
-            return {"lane": "api"}
-        return {"lane": "fast", "pid": pid, "start": start, "boot": boot_id()}
-
     def _instance(
         self,
         found: EngineContext,
@@ -261,41 +238,9 @@ class DockerProvider(Provider):
         def layer_parts(box: ContainerInstance) -> "LayerParts":
             return self._layer_parts(found, box, order)
 
-        reached = self._reach(found, record, spec, options)
+        reached = guests.reach(found, self.dialect, record, spec, options)
         lived = options is None or "restored" in record.data
         return ContainerInstance(reached, spec, found.engine, layer_parts, lived=lived)
-
-    def _reach(
-        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, options: bytes | None
-    ) -> Reached:
-        name, data = str(record.data["container"]), record.data
-        lane: Lane
-        facts: BoxCounters
-        if data.get("lane") == "fast":
-            pid, start = data["pid"], data["start"]
-            assert isinstance(pid, int) and isinstance(start, int)
-            lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostCounters(pid)
-        else:
-            # By its id: the container of a box that goes back to a state gets its name when the old one is gone.
-            lane, facts = ApiLane(found.engine, str(data.get("id") or name), found.bundle), GuestCounters()
-        first_options = options
-
-        async def connect() -> Link:
-            nonlocal first_options
-            given, first_options = first_options, None
-            return await lane.connect(GUEST_DIR, given)
-
-        async def root_guest(user: str) -> Link:
-            return await self._root_guest(found, record, spec, lane, user)
-
-        traits = Traits(
-            updates=self.dialect.updates and not found.machine.is_walled,
-            walled=found.machine.is_walled,
-            watched=found.machine.is_watched,
-            pty=found.pty,
-            blind=lane.name != FastLane.name,
-        )
-        return Reached(record, connect, root_guest, facts, traits)
 
     def _layer_parts(self, found: EngineContext, box: ContainerInstance, order: Order | None) -> "LayerParts":
         from hutch.providers.docker.layers.layers import LayerParts
@@ -305,9 +250,9 @@ class DockerProvider(Provider):
             return container_spec.layered(box.spec, await found.images.ensure(box.spec.image))
 
         def reach(record: InstanceRecord, order: Order, image: ImageFacts, inspected: Json) -> Reached:
-            data = {**record.data, **self._identity(found, inspected), "id": str(inspected["Id"])}
-            options = _guest_options(order, image, watched=found.machine.is_watched)
-            return self._reach(found, record.but(data=data), order.spec, options)
+            data = {**record.data, **guests.identify(found, inspected), "id": str(inspected["Id"])}
+            options = guests.guest_options(order, image, watched=found.machine.is_watched)
+            return guests.reach(found, self.dialect, record.but(data=data), order.spec, options)
 
         async def replace(files: "Spool") -> None:
             # Whoever attached to the box does not know its secrets, which are never written.
@@ -337,31 +282,6 @@ class DockerProvider(Provider):
             raise
         return made, frozen
 
-    async def _root_guest(
-        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str
-    ) -> Link:
-        """Return a link to the guest that runs as the box's root. An exec of the engine starts it at first use."""
-        if user not in ("root", "0"):
-            raise Unsupported(
-                f"commands cannot run as {user!r} in a container box", op="run", remedy="use `user` or `root`"
-            )
-        try:
-            return await lane.connect(ROOT_GUEST_DIR)
-        except Unavailable as error:
-            if error.details.get("errno") is None:
-                raise
-        name = str(record.data["container"])
-        argv = found.bundle.argv("hutch.providers.guest_bundle.boot", ROOT_GUEST_DIR, "deputy")
-        image = await found.images.ensure(spec.image)
-        options = {
-            "box_id": record.box_id,
-            "workdir": spec.workdir,
-            "env": container_spec.environment(spec, image, record.box_id, user="root"),
-            "watched": container_spec.watched(spec.limits) if found.machine.is_watched else None,
-        }
-        await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
-        return await lane.connect(ROOT_GUEST_DIR, json.dumps(options).encode())
-
     # --- finding again ---------------------------------------------------------------------------------------
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> ContainerInstance:
@@ -376,7 +296,7 @@ class DockerProvider(Provider):
         assert inspected is not None
         kept: dict[str, Any] = {"volumes": volumes} if (volumes := volumes_of(inspected)) else {}
         data = {**record.data, "container": name, "id": str(inspected["Id"]), **kept}
-        data |= self._identity(found, inspected)
+        data |= guests.identify(found, inspected)
         instance = self._instance(found, record.but(data=data), spec)
         try:
             await instance.link()
@@ -462,19 +382,3 @@ def _check_network(spec: EffectiveSpec, found: EngineContext) -> None:
         raise Unsupported(f"network {spec.network.value} is not available in containers", op="create")
     if found.no_network:
         raise Unsupported(f"network on is not available here: {found.no_network}", op="create")
-
-
-def _guest_options(order: Order, image: ImageFacts, *, watched: bool) -> bytes:
-    """Return the guest's `guest.main.Options`. They go over its first connection, because the engine shows a
-    container's configuration to everybody who may ask it, and these may hold secrets."""
-    spec = order.spec
-    return json.dumps(
-        {
-            "box_id": order.box_id,
-            "workdir": spec.workdir,
-            "env": container_spec.environment(spec, image, order.box_id),
-            "orphan_grace": order.orphan_grace_sec,
-            "ttl": spec.ttl_sec,
-            "watched": container_spec.watched(spec.limits) if watched else None,
-        }
-    ).encode()

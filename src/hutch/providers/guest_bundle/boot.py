@@ -24,7 +24,7 @@ _PR_SET_NAME = 15
 
 
 def main() -> NoReturn:
-    """Serve in `place`, the directory of the socket. `role` is guest, or deputy for the box's root."""
+    """Serve in `place`, the directory of the socket. `role` is "guest", or "root" for the guest of the box's root."""
     place, role = sys.argv[1:3]
     # Opened now, because after the next step our own /proc files belong to root.
     score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def main() -> NoReturn:
         ttl_deadline=time.monotonic() + ttl if ttl else 0.0,
         may_connect=from_outside,
     )
-    context = guest.GuestContext(_spill(place), score, is_init=os.getpid() == 1, is_secondary=role == "deputy")
+    context = guest.GuestContext(_spill(place), score, is_init=os.getpid() == 1, is_secondary=role == "root")
     guest.serve(listener, options, context, first=keeper, operations=inspection.OPERATIONS)
 
 
