@@ -13,7 +13,8 @@ from hutch.conformance.registry import checks, has, refusal_of
 from hutch.errors import Invalid, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.spec import Isolation, Order, Retention
-from hutch.providers.base import Command, InstanceRecord, Process, Provider
+from hutch.providers.base import Command, InstanceRecord, Provider
+from hutch.providers.handles import Process
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance
 from tests.conformance.test_native import native
 

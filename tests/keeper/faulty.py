@@ -15,7 +15,8 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import EnforcedBy, Grades, Limits
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
-from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+from hutch.providers.base import Command, Instance, InstanceRecord, Provider
+from hutch.providers.handles import Process
 from tests.keeper.gates import Gates
 
 Fault = Callable[[str, BoxId], HutchError | None]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hutch.keeper.embedded import Hutch as EmbeddedHutch
     from hutch.model.mcp import McpServer, McpServerInfo, McpTool
     from hutch.model.results import Result
-    from hutch.providers.base import Command, Process
+    from hutch.providers.base import Command
+    from hutch.providers.handles import Process
 
 Attached: TypeAlias = "Process | Job"
 """A command that runs in a box which this process or a server keeps."""

@@ -28,7 +28,8 @@ from hutch.model.spec import (
     Retention,
     Workspace,
 )
-from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+from hutch.providers.base import Command, Instance, InstanceRecord, Provider
+from hutch.providers.handles import Process
 
 LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=64, open_files=256, timeout_sec=30, max_timeout_sec=0)
 KEEPER = f"conformance-{secrets.token_hex(4)}"

@@ -16,7 +16,8 @@ from hutch.kernels.messages import Done, Lines, Message, Printed, Ready, Shown
 from hutch.kernels.programs.start import program
 from hutch.model.code import CodeError, CodePiece, CodeResult, Display, KernelInfo, KernelState, Language
 from hutch.model.results import Cause, Result, Verdict
-from hutch.providers.base import Command, Instance, Process
+from hutch.providers.base import Command, Instance
+from hutch.providers.handles import Process
 
 START_SECONDS = 120.0
 """A cold start loads a large library on a busy machine; a kernel that needs longer is taken for dead."""

@@ -21,8 +21,9 @@ from hutch.model.code import (
 )
 from hutch.model.layers import no_live_fork
 from hutch.model.results import Cause, JobState, Verdict
-from hutch.providers.base import Command, Instance, Process
+from hutch.providers.base import Command, Instance
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.handles import Process
 from hutch.providers.native.instance import NativeInstance
 
 MAX_KERNELS = 64

@@ -2,7 +2,8 @@
 
 from hutch.errors import NotFound
 from hutch.model.results import JobInfo, JobState, Result
-from hutch.providers.base import Command, Process
+from hutch.providers.base import Command
+from hutch.providers.handles import Process
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance, MutantProcess
 
 

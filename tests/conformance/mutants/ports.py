@@ -6,7 +6,7 @@ from typing import Any
 
 from hutch.errors import HutchError
 from hutch.model.boxes import PortInfo
-from hutch.providers.base import PortStream
+from hutch.providers.handles import PortStream
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance
 
 

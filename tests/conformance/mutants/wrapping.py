@@ -9,7 +9,8 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
-from hutch.providers.base import Command, Instance, InstanceRecord, PortStream, Process, Provider
+from hutch.providers.base import Command, Instance, InstanceRecord, Provider
+from hutch.providers.handles import PortStream, Process
 
 
 class MutantFiles:

@@ -9,7 +9,8 @@ from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import Conflict, NotFound, NotRunnable, Timeout, Unsupported
 from hutch.model.results import Cause, JobInfo, JobState
-from hutch.providers.base import Instance, Process
+from hutch.providers.base import Instance
+from hutch.providers.handles import Process
 
 TICKS = "n=0; while [ $n -lt 5 ]; do n=$((n+1)); echo tick $n; echo tock $n >&2; sleep 0.02; done"
 TICKED = b"".join(b"tick %d\n" % n for n in range(1, 6))

@@ -9,7 +9,8 @@ from hutch.conformance.workbench import Workbench
 from hutch.errors import BoxBroken, EngineError, HutchError, Invalid, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.results import JobState
 from hutch.model.spec import CheckedMount, CheckedMounts, MountMode, Order, Retention
-from hutch.providers.base import Command, Instance, InstanceRecord, Process
+from hutch.providers.base import Command, Instance, InstanceRecord
+from hutch.providers.handles import Process
 
 TICKER = "while read up rest </proc/uptime; do echo $up; sleep 0.02; done"
 

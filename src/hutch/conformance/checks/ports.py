@@ -9,7 +9,8 @@ from hutch.conformance.registry import check
 from hutch.conformance.workbench import POLL, Workbench
 from hutch.errors import HutchError, Invalid, PortClosed
 from hutch.model.boxes import PortInfo
-from hutch.providers.base import Instance, PortStream, Process
+from hutch.providers.base import Instance
+from hutch.providers.handles import PortStream, Process
 
 Changes = AsyncIterator[tuple[PortInfo, ...]]
 LARGE = 1 << 20

@@ -10,7 +10,8 @@ from hutch.errors import Invalid
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result
-from hutch.providers.base import Command, Instance, Process
+from hutch.providers.base import Command, Instance
+from hutch.providers.handles import Process
 
 if TYPE_CHECKING:
     from hutch.keeper.access.files import Guard

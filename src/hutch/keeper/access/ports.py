@@ -19,7 +19,8 @@ from hutch.keeper.boxes.states import States
 from hutch.logs import log
 from hutch.model.boxes import Event, PortInfo, Preview, State
 from hutch.model.ids import BoxId
-from hutch.providers.base import Instance, PortStream
+from hutch.providers.base import Instance
+from hutch.providers.handles import PortStream
 
 RETRY_SECONDS = 0.1
 """Interval between attempts to reach a port that is still closed."""

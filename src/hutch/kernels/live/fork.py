@@ -18,8 +18,9 @@ from hutch.kernels.messages import Done, Forked, Lines
 from hutch.kernels.warm.templates import receive
 from hutch.linux import processes
 from hutch.model.code import Language
-from hutch.providers.base import Command, Process
+from hutch.providers.base import Command
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.handles import Process
 from hutch.providers.native.entrance import host_pid
 from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.spawn import wire

@@ -20,9 +20,10 @@ import msgspec
 from hutch.errors import NotFound, Unavailable
 from hutch.kernels import environment
 from hutch.logs import log
-from hutch.providers.base import Command, Entrance, Instance
+from hutch.providers.base import Command, Instance
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.handles import Entrance
 from hutch.providers.native.instance import KERNEL_GUEST, NativeInstance
 from hutch.providers.native.spawn import wire
 

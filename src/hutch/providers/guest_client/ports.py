@@ -7,10 +7,10 @@ from hutch.errors import BoxBroken, Invalid, PortClosed
 from hutch.guest.protocol import DATA
 from hutch.model.boxes import PortInfo
 from hutch.model.record import Record
-from hutch.providers.base import PortStream
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.channel import PIECE, Channel
 from hutch.providers.guest_client.link import Link
+from hutch.providers.handles import PortStream
 
 STREAM_WINDOW = 1 << 18
 """Bytes in flight in each direction of one connection. It bounds what a hundred slow readers cost."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from hutch.errors import Conflict, Invalid, Timeout, Unavailable
 from hutch.guest.protocol import EVENT, OUT
 from hutch.model.results import Chunk, JobInfo, Result
-from hutch.providers.base import Process
 from hutch.providers.guest_client.answers import Read, Skipped, checked
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.link import Link
+from hutch.providers.handles import Process
 
 if TYPE_CHECKING:
     from hutch.providers.guest_client.instance import GuestInstance

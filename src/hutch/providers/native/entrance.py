@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
 from hutch.linux.cgroups import Group
-from hutch.providers.base import Command, Entrance
+from hutch.providers.base import Command
+from hutch.providers.handles import Entrance
 from hutch.providers.native import orders
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
 from hutch.model.results import Result, Usage
 from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode
-from hutch.providers.base import Command, Entrance, InstanceRecord
+from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link, connect_unix
 from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
+from hutch.providers.handles import Entrance
 from hutch.providers.native.entrance import host_pid
 from hutch.providers.native.network import uplink_name
 from hutch.providers.native.orders import BOOT_ID

@@ -28,7 +28,7 @@ from hutch.providers.native.spawn.client import PendingRequest, SpawnerPool
 from hutch.providers.native.watch.watchdogs import Watchdogs
 
 if TYPE_CHECKING:
-    from hutch.providers.base import Entrance
+    from hutch.providers.handles import Entrance
     from hutch.providers.native.instance import NativeInstance
 
 _OUTCOME_TIMEOUT = 20.0
