@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.config import Config, directories
-from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, NotFound, Unavailable, Unsupported
+from hutch.errors import Conflict, Disabled, Gone, NotFound, Unavailable, Unsupported
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.callers import NOBODY, called_by, current_caller
 from hutch.keeper.access.sessions import Sessions
@@ -39,7 +39,7 @@ from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
-from hutch.logs import log, reveal
+from hutch.logs import reveal
 from hutch.model.boxes import Event, EventCause, Lease, State
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec, TtlAction
@@ -98,14 +98,13 @@ class Keeper:
         """It belongs to the store, because keepers that share the store must see each other."""
         self.visiting = visiting
         """A visiting keeper takes over only boxes that are asked for, and leaves them all to themselves at the end."""
-        self._takeover_lock = asyncio.Lock()
-        """Held during takeovers, so that two calls that find the same abandoned box do not race."""
         self.taken_over = 0
         """How many boxes of dead keepers this one has taken over."""
         self._started = False
         self._start_lock = asyncio.Lock()
         """Held while the keeper starts, so that callers wait for it: a box of a keeper that has not claimed its name
         yet looks abandoned."""
+        self.reconciler = Reconciler(self.id, store, self.states, self.engines, self.liveness, config, self._live)
         inventory = Inventory(store, self._live)
         self.volumes = Volumes(store, config.state_dir / "volumes", inventory, config.quotas)
         self.skills = Skills(config.state_dir / "skills", self.states, config.quotas)
@@ -177,42 +176,23 @@ class Keeper:
             self.receipts.start(self.store)
 
     async def adopt(self) -> None:
-        """Take over what dead keepers left, and hold it."""
-        async with self._takeover_lock:
-            with called_by(NOBODY, rights.UNBOUND):
-                adopted = await self.reconcile()
-            for live in adopted:
-                self._live[live.record.id] = live
-                if live.record.left_at:  # Taking over a box that was left on purpose makes no event.
-                    self.counters.count("adopted", live.record)
-            self.taken_over += len(adopted)
+        """Take over the boxes that dead keepers left, in nobody's name."""
+        with called_by(NOBODY, rights.UNBOUND):
+            adopted = await self.reconciler.run(self.visiting)
+        for live in adopted:
+            if live.record.left_at:  # Taking over a box that was left on purpose makes no event.
+                self.counters.count("adopted", live.record)
+        self.taken_over += len(adopted)
         if self._live:
             self._clocks.start()
 
-    async def reconcile(self) -> list[Live]:
-        """Take over what dead keepers left; return the boxes that this keeper did not have before."""
-        return await self._reconciler().run(
-            lambda record: not record.is_waiting(time.time()) and (bool(record.left_at) or not self.visiting)
-        )
-
-    def _reconciler(self) -> Reconciler:
-        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness, self.config)
-
     async def confirm(self) -> None:
         """Drop the boxes that other keepers took over because they took this one for dead."""
-        async with self._takeover_lock:  # A box that is being taken over must be checked too.
-            for live in list(self._live.values()):
-                async with live.state_lock:
-                    if live.record.id in self._live and not await self.states.reassert(live, self.id):
-                        await self._drop(live)
+        await self.reconciler.drop_lost(self._forget)
 
-    async def _drop(self, live: Live) -> None:
-        log("keeper").warning("box was taken over by another keeper", box=live.record.id)
-        del self._live[live.record.id]
+    def _forget(self, live: Live) -> None:
         for notify in self.teardown.on_destroyed:
             notify(live)
-        if live.instance is not None:
-            await live.instance.close()
 
     def check_owned(self, live: Live) -> None:
         """Raise Unavailable if another keeper may have taken the box over while the store did not answer this one."""
@@ -358,7 +338,9 @@ class Keeper:
         """
         live = self._live.get(BoxId(box_id))
         if live is None:
-            live = await self._take_over(BoxId(box_id))
+            live = await self.reconciler.take_over(BoxId(box_id))
+            if live is not None:
+                self._clocks.start()
         if live is not None:
             return live
         tombstone = await self.store.tombstone(BoxId(box_id))
@@ -369,31 +351,6 @@ class Keeper:
     def held(self, box_id: BoxId) -> Live | None:
         """Return the box if this keeper holds it already."""
         return self._live.get(box_id)
-
-    async def _take_over(self, box_id: BoxId) -> Live | None:
-        """Take over a box that no live keeper holds, because somebody asks for it."""
-        async with self._takeover_lock:
-            record = await self.store.get(box_id)
-            if record is None or box_id in self._live:
-                return self._live.get(box_id)
-            reconciler = self._reconciler()
-            if not await reconciler.abandoned(record):
-                raise await self._held_elsewhere(record)
-            try:
-                live = await reconciler.take(record)
-            except Conflict as faster:
-                raise await self._held_elsewhere(record) from faster
-            if live is not None:
-                self._live[box_id] = live
-                self._clocks.start()
-            return live
-
-    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
-        return HeldElsewhere(
-            f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper, "box": record.id, "url": await self.liveness.address(record.keeper)},
-            remedy="use it from the process that made it, or let that process end first",
-        )
 
     async def acquire(self, box_id: str, session: str, *, takeover: bool = False) -> Live:
         """Give `session` the lease: BoxBusy if another session holds it, unless it is taken over."""

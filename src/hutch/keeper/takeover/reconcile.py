@@ -1,13 +1,14 @@
-"""Takeover after a restart: boxes of dead keepers are re-attached, or destroyed and then forgotten.
+"""Takeover of boxes whose keeper is dead: they are re-attached, or destroyed and then forgotten.
 
 Nothing of a living keeper is touched, and no record is removed before its engine has destroyed the box.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 
 from hutch.config import Config
-from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
+from hutch.errors import BoxBroken, Conflict, HeldElsewhere, HutchError, NotFound, Unavailable
 from hutch.keeper.access.callers import current_caller
 from hutch.keeper.access.leases import surviving_lease
 from hutch.keeper.boxes.clocks import attach_with_clocks, orphan_grace
@@ -19,6 +20,7 @@ from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.logs import log
 from hutch.model.boxes import EventCause, State
+from hutch.model.ids import BoxId
 from hutch.model.results import JobState
 from hutch.model.spec import Retention
 from hutch.model.units import format_seconds
@@ -30,40 +32,99 @@ class Reconciler:
     """Takes over boxes of dead keepers for one keeper, and removes from the engines what nobody keeps."""
 
     def __init__(
-        self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, config: Config
+        self,
+        keeper: str,
+        store: Store,
+        states: States,
+        engines: Engines,
+        liveness: Liveness,
+        config: Config,
+        live: dict[BoxId, Live],
     ) -> None:
+        """`live` holds the keeper's boxes; those that are taken over are added to it."""
         self._keeper = keeper
         self._store = store
         self._states = states
         self._engines = engines
         self._liveness = liveness
         self._config = config
+        self._live = live
+        self._lock = asyncio.Lock()
+        """Held during takeovers, so that two calls that find the same abandoned box do not race."""
 
-    async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
-        """Take over the wanted boxes of dead keepers and return them."""
+    async def run(self, visiting: bool) -> list[Live]:
+        """Take over the boxes of dead keepers, sweep the engines, and return what was taken over.
+
+        A visiting keeper leaves the boxes whose keeper died to those who ask for them. A box that was left on purpose
+        is left alone until its grace period is over.
+        """
         adopted: list[Live] = []
-        for record in await self._store.all():
-            if not wanted(record) or not await self.abandoned(record) or await has_running_job(self._engines, record):
-                continue
-            try:
-                live = await self.take(record)
-            except Conflict:
-                continue  # another keeper was faster
-            except HutchError as error:
-                log("reconcile").warning("box left for later", box=record.id, error=str(error))
-                continue
-            if live is not None:
-                adopted.append(live)
-        await self._sweep_engines()
+        async with self._lock:
+            for record in await self._store.all():
+                if record.is_waiting(time.time()) or (visiting and not record.left_at):
+                    continue
+                if not await self._is_abandoned(record) or await has_running_job(self._engines, record):
+                    continue
+                try:
+                    live = await self._take(record)
+                except Conflict:
+                    continue  # another keeper was faster
+                except HutchError as error:
+                    log("reconcile").warning("box left for later", box=record.id, error=str(error))
+                    continue
+                if live is not None:
+                    adopted.append(live)
+            await self._sweep_engines()
+            self._live.update((live.record.id, live) for live in adopted)
         return adopted
 
-    async def abandoned(self, record: BoxRecord) -> bool:
+    async def take_over(self, box_id: BoxId) -> Live | None:
+        """Return a box that somebody asks for: this keeper's own, or one taken over; None if there is none.
+
+        Raises:
+            HeldElsewhere: Another live keeper has it.
+        """
+        async with self._lock:
+            record = await self._store.get(box_id)
+            if record is None or box_id in self._live:
+                return self._live.get(box_id)
+            if not await self._is_abandoned(record):
+                raise await self._held_elsewhere(record)
+            try:
+                live = await self._take(record)
+            except Conflict as faster:
+                raise await self._held_elsewhere(record) from faster
+            if live is not None:
+                self._live[box_id] = live
+            return live
+
+    async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
+        return HeldElsewhere(
+            f"box {record.id} belongs to another live keeper ({record.keeper})",
+            details={"keeper": record.keeper, "box": record.id, "url": await self._liveness.address(record.keeper)},
+            remedy="use it from the process that made it, or let that process end first",
+        )
+
+    async def drop_lost(self, dropped: Callable[[Live], None]) -> None:
+        """Drop the boxes that other keepers took over because they took this one for dead; call `dropped` for each."""
+        async with self._lock:  # A box that is being taken over must be checked too.
+            for live in list(self._live.values()):
+                async with live.state_lock:
+                    if live.record.id not in self._live or await self._states.reassert(live, self._keeper):
+                        continue
+                    log("keeper").warning("box was taken over by another keeper", box=live.record.id)
+                    del self._live[live.record.id]
+                    dropped(live)
+                    if live.instance is not None:
+                        await live.instance.close()
+
+    async def _is_abandoned(self, record: BoxRecord) -> bool:
         """Whether its keeper is dead and we can reach it: a box on another machine is left to keepers there."""
         if record.keeper == self._keeper or record.place not in ("", self._liveness.place):
             return False
         return not await self._liveness.alive(record.keeper)
 
-    async def take(self, record: BoxRecord) -> Live | None:
+    async def _take(self, record: BoxRecord) -> Live | None:
         """Make the box this keeper's; None if there was nothing left to keep.
 
         Raises:

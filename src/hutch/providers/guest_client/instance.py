@@ -6,11 +6,10 @@ another user. It overrides what only an engine can do: pause, resume, limits.
 
 import asyncio
 import errno
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
+from hutch.errors import BoxBroken, EngineError, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
 from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
@@ -20,10 +19,9 @@ from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Starte
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.guest_client.process import GuestProcess, command_fields
 from hutch.providers.guest_client.trees import max_copy_bytes
 from hutch.providers.guest_client.verdicts import (
-    MB,
     Counters,
     CounterSource,
     End,
@@ -31,7 +29,10 @@ from hutch.providers.guest_client.verdicts import (
     cannot_start,
     complains,
     decide,
+    exit_code,
+    megabytes,
     remedy_for,
+    usage_of,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class GuestInstance(Instance):
     # --- commands --------------------------------------------------------------------------------------------
 
     async def run(self, command: Command) -> Result:
-        fields = self._fields(command)
+        fields = command_fields(command)
         link = await self._link_for(command, fields)
         try:
             return await self._run(link, command, fields)
@@ -227,7 +228,7 @@ class GuestInstance(Instance):
         """Prepare, while the guest works on a command, whatever makes its result ready sooner."""
 
     async def start(self, command: Command) -> GuestProcess:
-        fields = self._fields(command)
+        fields = command_fields(command)
         if command.follow:
             fields["follow"] = True
         if not command.open_stdin:
@@ -266,28 +267,6 @@ class GuestInstance(Instance):
             fields["env"] = {**account.env, **command.env}
         return link
 
-    def _fields(self, command: Command) -> dict[str, Any]:
-        if not command.command or not (
-            command.command[0] if isinstance(command.command, tuple) else command.command.strip()
-        ):
-            raise Invalid("the command is empty", op="run", remedy="give a shell command or a list of arguments")
-        if command.timeout_sec is not None and not (0 < command.timeout_sec < math.inf):
-            raise Invalid(
-                f"a timeout of {command.timeout_sec} s makes no sense", remedy="give a positive number of seconds"
-            )
-        fields: dict[str, Any] = {"command": command.command, "keep": command.keep_output}
-        if command.cwd is not None:
-            fields["cwd"] = command.cwd
-        if command.env:
-            fields["env"] = command.env
-        if command.timeout_sec is not None:
-            fields["timeout_sec"] = command.timeout_sec
-        if command.name:
-            fields["name"] = command.name
-        if command.pty:
-            fields["pty"] = [command.rows, command.cols]
-        return fields
-
     # --- what became of them ---------------------------------------------------------------------------------
 
     async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: _Seen | None = None) -> Result:
@@ -300,10 +279,10 @@ class GuestInstance(Instance):
         if verdict.cause is Cause.EXIT and (remedy := remedy_for(stdout, stderr, self.spec, self._user_of(link))):
             verdict = verdict.but(remedy=remedy)
         return Result(
-            job_id=end.job, exit_code=_exit_code(end), signal=end.signal, stdout_bytes=stdout, stderr_bytes=stderr,
+            job_id=end.job, exit_code=exit_code(end), signal=end.signal, stdout_bytes=stdout, stderr_bytes=stderr,
             stdout_total=end.stdout_total, stderr_total=end.stderr_total,
             stdout_truncated=len(stdout) < end.stdout_total, stderr_truncated=len(stderr) < end.stderr_total,
-            lingering=end.lingering, verdict=verdict, usage=_usage(end, after), notes=_notes(end.cleared),
+            lingering=end.lingering, verdict=verdict, usage=usage_of(end, after), notes=_notes(end.cleared),
         )  # fmt: skip
 
     def _user_of(self, link: Link) -> str:
@@ -348,7 +327,7 @@ class GuestInstance(Instance):
             pid=about.pid,
             started_at=about.started_at,
             name=about.name,
-            exit_code=_exit_code(end) if end.ended else None,
+            exit_code=exit_code(end) if end.ended else None,
             signal=end.signal if end.ended else None,
             pty=about.pty,
             timeout_sec=about.timeout_sec,
@@ -358,7 +337,7 @@ class GuestInstance(Instance):
             verdict=await self._verdict(link, end, self._seen.get(end.job), after, fork_refused=False)
             if end.ended
             else None,
-            usage=_usage(end, after) if end.ended else None,
+            usage=usage_of(end, after) if end.ended else None,
         )
 
     async def jobs(self) -> tuple[JobInfo, ...]:
@@ -439,7 +418,7 @@ class GuestInstance(Instance):
         return Usage(
             cpu_user_sec=spent.cpu_user_sec,
             cpu_system_sec=spent.cpu_system_sec,
-            box_memory_peak_mb=_megabytes(self._facts.read().memory_peak_bytes),
+            box_memory_peak_mb=megabytes(self._facts.read().memory_peak_bytes),
         )
 
     async def pause(self) -> None:
@@ -464,22 +443,6 @@ class GuestInstance(Instance):
         self._links.clear()
 
 
-def _usage(end: End, after: Counters) -> Usage:
-    user, system, resident_kb = end.usage
-    return Usage(
-        wall_sec=end.wall or 0.0,
-        cpu_user_sec=user,
-        cpu_system_sec=system,
-        memory_peak_mb=resident_kb / 1024,
-        box_memory_peak_mb=_megabytes(after.memory_peak_bytes),
-    )
-
-
-def _exit_code(end: End) -> int | None:
-    """Return the exit code as a shell reports it. The guest tells the two ways to end apart, and so do verdicts."""
-    return end.exit_code if end.signal is None else 128 + end.signal
-
-
 def _no_process_left(error: NotRunnable) -> bool:
     return error.details.get("errno") == "EAGAIN"
 
@@ -489,7 +452,3 @@ def _notes(cleared: int) -> tuple[str, ...]:
         return ()
     what = "process" if cleared == 1 else "processes"
     return (f"{cleared} {what} left behind by earlier commands had to be killed to make room for this one",)
-
-
-def _megabytes(size: int | None) -> float | None:
-    return None if size is None else size / MB

@@ -1,12 +1,17 @@
-"""`GuestProcess`: a job in a guest, by its id. It holds nothing that a new handle could not get again."""
+"""`GuestProcess`: a job in a guest, by its id, and the fields of the request that starts one.
+
+A handle holds nothing that a new handle could not get again.
+"""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hutch.errors import Conflict, Invalid, Timeout, Unavailable
 from hutch.guest.protocol import EVENT, OUT
 from hutch.model.results import Chunk, JobInfo, Result
+from hutch.providers.base import Command
 from hutch.providers.guest_client.answers import Read, Skipped, checked
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.link import Link
@@ -127,3 +132,27 @@ class GuestProcess(Process):
         if answer.get("ended") is not True:
             raise Timeout(f"job {self.id} still runs after {timeout_sec} s", op="wait")
         return await self._instance.result(link, channel, answer)
+
+
+def command_fields(command: Command) -> dict[str, Any]:
+    """Return the fields of the request that starts a command. Raises Invalid for a command that cannot be meant."""
+    if not command.command or not (
+        command.command[0] if isinstance(command.command, tuple) else command.command.strip()
+    ):
+        raise Invalid("the command is empty", op="run", remedy="give a shell command or a list of arguments")
+    if command.timeout_sec is not None and not (0 < command.timeout_sec < math.inf):
+        raise Invalid(
+            f"a timeout of {command.timeout_sec} s makes no sense", remedy="give a positive number of seconds"
+        )
+    fields: dict[str, Any] = {"command": command.command, "keep": command.keep_output}
+    if command.cwd is not None:
+        fields["cwd"] = command.cwd
+    if command.env:
+        fields["env"] = command.env
+    if command.timeout_sec is not None:
+        fields["timeout_sec"] = command.timeout_sec
+    if command.name:
+        fields["name"] = command.name
+    if command.pty:
+        fields["pty"] = [command.rows, command.cols]
+    return fields

@@ -1,4 +1,4 @@
-"""Verdicts: why a command ended as it did. Pure functions turn the facts into a verdict in plain words.
+"""Verdicts: why a command ended as it did, and what it used. Pure functions turn the facts into plain words.
 
 Remedies for refusals that a failed command complains about in its own words are hints, never facts.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from hutch.model.limits import Limits
-from hutch.model.results import Cause, Verdict
+from hutch.model.results import Cause, Usage, Verdict
 from hutch.model.spec import EffectiveSpec, NetworkMode
 
 MB = 1 << 20
@@ -343,3 +343,23 @@ def remedy_for(stdout: bytes, stderr: bytes, spec: EffectiveSpec, user: str) -> 
 
 def _any(complaints: tuple[bytes, ...], words: bytes) -> bool:
     return any(complaint in words for complaint in complaints)
+
+
+def usage_of(end: End, after: Counters) -> Usage:
+    user, system, resident_kb = end.usage
+    return Usage(
+        wall_sec=end.wall or 0.0,
+        cpu_user_sec=user,
+        cpu_system_sec=system,
+        memory_peak_mb=resident_kb / 1024,
+        box_memory_peak_mb=megabytes(after.memory_peak_bytes),
+    )
+
+
+def exit_code(end: End) -> int | None:
+    """Return the exit code as a shell reports it. The guest tells the two ways to end apart, and so do verdicts."""
+    return end.exit_code if end.signal is None else 128 + end.signal
+
+
+def megabytes(size: int | None) -> float | None:
+    return None if size is None else size / MB
