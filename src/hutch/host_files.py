@@ -48,7 +48,7 @@ class Tree:
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
-        """For messages only; nothing is opened by it."""
+        """The path for messages; nothing is opened by it."""
 
     @property
     def is_directory(self) -> bool:
@@ -84,7 +84,7 @@ class Tree:
             os.close(inner.descriptor)
 
     def has_file(self, name: str) -> bool:
-        """Tell whether there is a regular file of that name, not reached through a link."""
+        """Return whether there is a regular file of that name, not reached through a link."""
         try:
             os.close(self.open(name))
         except (FileMissing, Refused):

@@ -237,7 +237,7 @@ class OtherProcess:
             self._succession = asyncio.create_task(self._succeed(), name="hutch-succession")
 
     async def _succeed(self) -> None:
-        """Until the connection is back, try to listen on the path of the process once it has ended."""
+        """Try, until the connection is back, to listen on the path of the process once it has ended."""
         while True:
             if await self._sockets.has_ended(self._keeper) and self._sockets.take_over(self._keeper):
                 log("shared").info("took the place of a process that ended", keeper=self._keeper)

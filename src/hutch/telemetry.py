@@ -23,7 +23,7 @@ _own: Any = None
 
 
 def configured(environ: Mapping[str, str]) -> bool:
-    """Tell whether the environment asks for spans."""
+    """Return whether the environment asks for spans."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return environ.get("OTEL_TRACES_EXPORTER", "") != "none" and any(environ.get(name) for name in _ASKED)

@@ -24,7 +24,7 @@ class Apps(Protocol):
         """
 
     async def all(self) -> tuple[AppInfo, ...]:
-        """Return the apps, oldest first. Looking at them extends no clock."""
+        """Return the apps, oldest first. Listing them extends no clock."""
 
     async def get(self, name: str) -> AppInfo:
         """Return one app. Raises: NotFound."""

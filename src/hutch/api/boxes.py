@@ -41,7 +41,7 @@ class Job(Protocol):
     async def resize(self, rows: int, cols: int) -> None: ...
 
     async def wait(self, timeout_sec: float | None = None) -> Result:
-        """Wait for the end of the job. Raises: Timeout if it still runs after `timeout_sec`; the job goes on."""
+        """Wait for the end of the job. Raises: Timeout if it still runs after `timeout_sec`; the job keeps running."""
 
 
 class Box(Protocol):
@@ -223,10 +223,10 @@ class Box(Protocol):
         """Extend the lease from now. Raises: LeaseLost if it has run out."""
 
     async def release(self) -> None:
-        """Give up the lease; the box goes on until its clocks end it."""
+        """Give up the lease; the box keeps running until its clocks end it."""
 
     async def export(self, file: str | Path) -> Moved:
-        """Write the box to one file for `Hutch.import_box`; the box goes on.
+        """Write the box to one file for `Hutch.import_box`; the box keeps running.
 
         The file holds workspace, home, changes of the system, spec and labels; no processes and no values of secrets.
         """

@@ -45,7 +45,7 @@ class Kernels(Protocol):
         """Interrupt what runs in a kernel; its state stays. Raises: NotFound."""
 
     async def restart(self, kernel: str) -> KernelInfo:
-        """Start a kernel anew under its name, with empty state. Raises: NotFound."""
+        """Start a kernel again under its name, with empty state. Raises: NotFound."""
 
     async def remove(self, kernel: str) -> None:
         """End a kernel. Raises: NotFound."""

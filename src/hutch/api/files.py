@@ -21,7 +21,7 @@ class Files(Protocol):
         """Read the whole file as UTF-8; bytes that are not UTF-8 are replaced."""
 
     async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[list[str], bool]:
-        """Read lines from the `start`-th on; also tell whether they reach the end of the file."""
+        """Read lines from the `start`-th on; also return whether they reach the end of the file."""
 
     def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
         """Read a file of any size in pieces; the box sends only as fast as they are taken."""

@@ -162,7 +162,7 @@ class Hutch(Protocol):
         """Return what each engine, or one, can do here. Each is probed, and a broken one may take long to answer."""
 
     async def status(self) -> Status:
-        """Tell whether boxes can be made, with reason and remedy if not. It never raises for a missing server."""
+        """Return whether boxes can be made, with reason and remedy if not. It never raises for a missing server."""
 
     async def shutdown(self) -> None:
         """End the server as SIGTERM does: it finishes what runs and leaves its boxes to the next one.

@@ -109,7 +109,7 @@ def status_hutch(arguments: argparse.Namespace) -> "RemoteHutch | EmbeddedHutch 
 
 
 def keeps_boxes(hutch: "Hutch") -> bool:
-    """Tell whether this process keeps the boxes it works with, and only as long as it runs."""
+    """Return whether this process keeps the boxes it works with, and only as long as it runs."""
     return not hasattr(hutch, "url")
 
 

@@ -66,7 +66,7 @@ class Progress:
 
 @contextmanager
 def progress(what: str) -> Iterator[Progress]:
-    """Show one line on standard error while the work goes on; without a terminal, nothing."""
+    """Show one line on standard error while the work runs; without a terminal, nothing."""
     state = Progress()
     if not os.isatty(2):
         yield state
@@ -103,7 +103,7 @@ def _fitting(what: str, numbers: str) -> str:
 
 
 class CountedFile:
-    """A file whose reader is told how much of it was read."""
+    """A file that reports how much of it was read."""
 
     def __init__(self, file: BinaryIO, state: Progress) -> None:
         self._file = file

@@ -10,7 +10,7 @@ from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.errors import Invalid
 
 SERVED = ("box", "app", "volume", "events", "skill", "status", "mcp", "dashboard")
-"""Commands that can be told which server to work at."""
+"""Commands that take the address of a server."""
 
 try:
     _WIDTH = max(40, min(os.get_terminal_size(1).columns - 2, 120))

@@ -95,7 +95,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def terminal_size(fd: int) -> tuple[int, int]:
-    """Return (rows, columns); a terminal that does not tell counts as 24 by 80."""
+    """Return (rows, columns); a terminal that does not report it counts as 24 by 80."""
     try:
         columns, rows = os.get_terminal_size(fd)
     except OSError:

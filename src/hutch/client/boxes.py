@@ -222,7 +222,7 @@ class RemoteBox:
             await on_ready(self)
 
     async def mark_created(self) -> None:
-        """Tell the server that the `created` hooks of this program have succeeded."""
+        """Notify the server that the `created` hooks of this program have succeeded."""
         self._info = await self._handle.ask(BoxInfo, "POST", "/created")
 
     @property

@@ -215,7 +215,7 @@ class Server:
         return self.held_leases.pop((session, box_id))
 
     async def close_handles(self, session: str) -> None:
-        """Tell the server that this session has no open handles here any more. Its leases stay until they expire."""
+        """Notify the server that this session has no open handles here any more. Its leases stay until they expire."""
         await self.heartbeat.stop()
         names = [name for name in self.held_leases if name[0] == session]
         boxes = [(box_id, self.held_leases.pop((session, box_id)).acquired_at) for _, box_id in names]

@@ -71,12 +71,12 @@ class ServerTable(Record, frozen=True, kw_only=True):
     answer_sec: float = 60.0
     """Seconds that an agent waits for the answer of a person to its question; 0 if nobody is asked."""
     pulls: str = "admin"
-    """Who may have images pulled, by name or by a box that needs one: `admin`, or `user` (then whoever has a key makes
-    this machine call any registry). `pull` of rights says otherwise for an owner or a key."""
+    """Who may have images pulled, by name or by a box that needs one: `admin`, or `user` (then everybody with a key
+    makes this machine call any registry). `pull` of rights says otherwise for an owner or a key."""
     drain_sec: float = 10.0
     """Seconds that running requests have to finish when the server ends."""
     langbot_shared_roots: tuple[str, ...] = ()
-    """Directories that this machine shares with LangBot, such as its data directory: whoever has a key may show what
+    """Directories that this machine shares with LangBot, such as its data directory: everybody with a key may show what
     lies below them in a box of LangBot's. Without one, each LangBot workspace gets a volume of its own."""
     bots_profile: str = ""
     """The profile of the boxes of LangBot and AstrBot; by default `network_extended` where the key may use it."""

@@ -231,7 +231,7 @@ class Config(Record, frozen=True, kw_only=True):
         table = dict(self.providers.get(name, {}))
         if name == "native":
             table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir), "images": self.images} | table
-        elif name in ("docker", "podman"):  # tells an engine's containers from those of another Hutch
+        elif name in ("docker", "podman"):  # distinguishes an engine's containers from those of another Hutch
             table = {"state_dir": str(self.state_dir)} | table
         return table
 

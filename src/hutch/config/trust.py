@@ -34,7 +34,7 @@ def trust(path: Path, content: bytes, environ: Mapping[str, str]) -> None:
 
 
 def forget(path: Path, environ: Mapping[str, str]) -> bool:
-    """Drop an entry; tell whether there was one."""
+    """Drop an entry; return whether there was one."""
     trusted = _read(environ)
     if trusted.pop(os.path.realpath(path), None) is None:
         return False

@@ -118,7 +118,7 @@ def _prepared(state_dir: Path) -> str:
 
 
 def _has_wildcard(previews: str) -> bool:
-    """Ask the machine's resolver for a name below the domain that nobody can have made by hand."""
+    """Ask the machine's resolver for a name below the domain that no administrator can have added by hand."""
     import socket
     from urllib.parse import urlsplit
 

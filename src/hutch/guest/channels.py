@@ -216,7 +216,7 @@ class Connection:
             sock.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, array("i", descriptors))] if descriptors else [])
 
     def _update_events(self) -> None:
-        """Tell epoll which events this connection waits for."""
+        """Have epoll report the events that this connection waits for."""
         events = WRITE if self._unsent else 0
         if self.backlog <= MAX_BACKLOG:
             events |= READ

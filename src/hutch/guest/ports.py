@@ -53,7 +53,7 @@ class PortStream:
         self._ended = False
         """The host sends no more."""
         self._read_end = False
-        """The program in the box sends no more, and the host was told so."""
+        """The program in the box sends no more, and the host was notified."""
         self._unread = False
         """The program reads no more: what the host sends is dropped, and what the program has sent still goes out."""
         self._watched = 0
@@ -122,7 +122,7 @@ class PortStream:
             received = self._sock.recv_into(_scratch_view, size)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # the program reset the connection: what it had not read is lost, and the host is told
+        except OSError:  # the program reset the connection: what it had not read is lost, and the host is notified
             self._fail("port_closed", f"the connection to port {self._number} of the box was reset")
             return
         if received:

@@ -241,7 +241,7 @@ def _top_manifests(archive: Archive, wanted: Platform) -> list[Descriptor]:
 
 
 def _name_of(descriptor: Descriptor) -> str:
-    """Return the name that an annotation gives. A tag alone is no name; then whoever imports gives one."""
+    """Return the name that an annotation gives. A tag alone is no name; then the caller of the import gives one."""
     annotated = [(descriptor.annotations or {}).get(key, "") for key in (_NAME, _TAG)]
     return next((text for text in annotated if "/" in text or ":" in text), "")
 

@@ -152,7 +152,7 @@ def _remove_all_but(store: Store, blobs: set[str], layers: set[str]) -> Removal:
         if layer is not None and name.removesuffix(".json") in layers:
             kept.add(layer.directory)
             continue
-        # The record goes first: a crash then leaves a directory without a record, which the next run removes.
+        # The record is removed first: a crash then leaves a directory without a record, which the next run removes.
         os.unlink(store.path("layers", name))
         size += layer.bytes if layer else 0
         gone_layers += 1

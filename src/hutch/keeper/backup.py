@@ -1,7 +1,7 @@
 """A state directory as one file and back: records, receipts, keys, volumes, skills, images, files of persistent boxes.
 
 The file is a compressed tar archive whose first member is a manifest. Databases are copied by SQLite itself, so a
-backup of a directory in use is consistent. A backup holds the state's key and every box's files: whoever has it has
+backup of a directory in use is consistent. A backup holds the state's key and every box's files: who has the file has
 all of that. What can be made again (caches), and what belongs to running processes (locks, sockets), is left out.
 """
 
@@ -259,7 +259,7 @@ def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 class _Exactly(io.RawIOBase):
-    """As many bytes of a file as it had when it was looked at: a box may cut it meanwhile."""
+    """As many bytes of a file as it had when its size was read: a box may cut it meanwhile."""
 
     def __init__(self, content: IO[bytes], size: int) -> None:
         self._content = content

@@ -30,7 +30,7 @@ class Inventory:
     """Knows which boxes exist: those on record, and those being created that have no record yet.
 
     An answer of the store may be out of date when it arrives; what this keeper holds and creates never is. So an
-    answer is valid only until the next `await`, and whoever decides by it must act before that.
+    answer is valid only until the next `await`, and a caller that decides by it must act before that.
     """
 
     def __init__(self, store: Store, boxes: dict[BoxId, Live]) -> None:
@@ -71,7 +71,7 @@ class Capacity:
         self._inventory = inventory
         self._visiting = visiting
         self._capacity_freed = asyncio.Event()
-        """Set when the next box is destroyed, then replaced: each waiter keeps the event it saw before it looked."""
+        """Set when the next box is destroyed, then replaced: each waiter keeps the event it saw before it checked."""
 
     @asynccontextmanager
     async def reserve(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AsyncIterator[None]:
@@ -123,7 +123,7 @@ class Capacity:
     async def _wait(self, owner: str, find_shortage: Callable[[], Awaitable[Shortage | None]]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.queue_sec
-        freed = self._capacity_freed  # Taken before the look, so that a box that goes meanwhile wakes this waiter.
+        freed = self._capacity_freed  # Taken before the check, so that a box destroyed meanwhile wakes this waiter.
         while (lack := await find_shortage()) is not None:
             left = deadline - loop.time()
             if left <= 0:

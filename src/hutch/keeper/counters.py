@@ -1,7 +1,7 @@
 """Counts what happens to boxes, by owner, kind and profile: for `Hutch.metrics` and for Prometheus.
 
 Counting is one dictionary update. Profiles are those of the configuration; kinds are named by callers, so only the
-first hundred are told apart.
+first hundred are distinguished.
 """
 
 import time

@@ -184,7 +184,7 @@ class Hutch:
         await self._start()
         await self._keeper.sessions.set_default(box_id, provider=provider)
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- listings ----------------------------------------------------------------------------------------------
 
     async def find(self, text: str) -> BoxInfo:
         """Return the box that `text` means: its id, the beginning of its id, or its name. Any process may keep it."""
@@ -192,7 +192,7 @@ class Hutch:
         return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
     async def boxes(self, *, after: str = "", limit: int | None = None) -> tuple[BoxInfo, ...]:
-        """Return the boxes of the store, whoever keeps them, oldest first. This extends no clock."""
+        """Return the boxes of the store, whichever keeper has them, oldest first. This extends no clock."""
         await self._start()
         return await self._keeper.views.boxes(LOCAL_OWNER, after=after, limit=limit)
 

@@ -85,7 +85,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
 
 async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
-    """Write the box to `file`. The box goes on; what its processes change meanwhile may be carried or not.
+    """Write the box to `file`. The box keeps running; what its processes change meanwhile may be carried or not.
 
     The parts are gathered beside `file`. Together they have at most the size of the box's disk, because a new box of
     the same size could not hold more, and because the box decides what it sends.
@@ -217,7 +217,7 @@ def _create_arguments(
     elif not changes.get("image"):
         notes.append(f"image {manifest.image} is of provider {manifest.provider}; {target} uses its own")
     if wanted.get("network") == NetworkMode.OFF:
-        wanted.pop("network")  # Profiles without network give this anyway, and a locked profile refuses to be told.
+        wanted.pop("network")  # Profiles without network give this anyway, and a locked profile refuses the field.
     wanted |= {"provider": target} | {name: value for name, value in changes.items() if value is not None}
     if not wanted.get("name"):
         wanted.pop("name", None)  # An empty name means none.
@@ -270,8 +270,8 @@ async def _bytes_left(box: Box, here: Path) -> int:
 async def _copy_out_system(box: Box, here: Path, omissions: list[Omission]) -> list[Part]:
     """Copy the system files that were changed since the box was created.
 
-    The kernel stamps every change of an inode (ctime), whoever sets the other times. A deleted file leaves no trace,
-    so deletions are not carried.
+    The kernel stamps every change of an inode (ctime), whatever a program does to the other times. A deleted file
+    leaves no trace, so deletions are not carried.
     """
     if box.spec.read_only_root:
         return []

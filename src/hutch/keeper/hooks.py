@@ -23,7 +23,7 @@ class Hooks:
         self.created: list[CreatedHook] = []
         """They run for each box after it is leased, until they have succeeded once. A failure fails the creation."""
         self.destroyed: list[DestroyedHook] = []
-        """They run once for each box that is gone, whoever or whatever ended it. A failure is logged."""
+        """They run once for each box that is gone, for whatever reason it ended. A failure is logged."""
         self._running: dict[BoxId, asyncio.Task[None]] = {}
 
     async def run_created(self, live: Live) -> None:

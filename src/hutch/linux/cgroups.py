@@ -148,7 +148,7 @@ class Group:
         """Remove the directories once the last process is gone. Removing them twice is no error."""
         self.close()
         deadline = time.monotonic() + timeout
-        for path in reversed(self.paths):  # the directory by which `Tree.list` finds this group goes last
+        for path in reversed(self.paths):  # the directory by which `Tree.list` finds this group comes last
             control.remove(path, deadline)
 
     def existing(self) -> tuple[str, ...]:

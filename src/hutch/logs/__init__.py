@@ -241,7 +241,7 @@ def _emit(record: "logging.LogRecord") -> None:
 
 
 def _application_handles(name: str) -> bool:
-    """Tell whether a record reaches a handler that is not ours."""
+    """Return whether a record reaches a handler that is not ours."""
     import logging
 
     logger: logging.Logger | None = logging.getLogger(name)

@@ -167,13 +167,13 @@ class Preview(Record, frozen=True, kw_only=True):
     port: int
     """0 for every port of the box."""
     url: str
-    """Opens in a browser: its first visit turns the token into a cookie of that origin alone. Empty if the server has
-    no host names for previews."""
+    """The address for a browser: its first visit turns the token into a cookie of that origin alone. Empty if the
+    server has no host names for previews."""
     path_url: str
     """The same on the server's own host name, for places without wildcard names. Pages get an opaque origin there,
     without cookies and storage."""
     token: str
-    """For programs, in the header `Hutch-Preview`. Empty if the preview is public."""
+    """The token for programs, in the header `Hutch-Preview`. Empty if the preview is public."""
     public: bool
     created_at: float
     expires_at: float

@@ -100,7 +100,7 @@ class CodeResult(Record, frozen=True, kw_only=True):
 
 
 class CodePiece(Record, frozen=True, kw_only=True):
-    """One piece of a run while it goes on: printed text, a display, an error, or at the end the whole result."""
+    """One piece of a run in progress: printed text, a display, an error, or at the end the whole result."""
 
     stream: str = ""
     """`stdout` or `stderr` if this piece is printed text."""

@@ -89,7 +89,7 @@ def _known(value: Any, info: "inspect.Type", of_enum: OfEnum) -> Any:
 
 
 def _tagged(value: Mapping[str, object], struct: Any) -> bool:
-    """Tell whether the value is tagged as this record."""
+    """Return whether the value is tagged as this record."""
     return struct.tag_field is None or value.get(struct.tag_field) == struct.tag
 
 

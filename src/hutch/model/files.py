@@ -33,7 +33,7 @@ class Entry(FileInfo, frozen=True, kw_only=True):
 
     leads_to: str | None = None
     leads_to_kind: FileKind | None = None
-    """None if it is no symlink, or leads nowhere."""
+    """The kind of a symlink's target; None if it is no symlink, or leads nowhere."""
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
 

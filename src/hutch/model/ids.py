@@ -37,7 +37,7 @@ def is_box_id(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Tell whether people may give this name to a volume, a profile or a box."""
+    """Return whether people may give this name to a volume, a profile or a box."""
     return NAME.fullmatch(text) is not None
 
 

@@ -105,7 +105,7 @@ class Chain(Record, frozen=True, kw_only=True):
     last_at: float = 0.0
     last_op: str = ""
     ended_at: float = 0.0
-    """The box is gone since, or the owner's log is closed; 0 if it goes on."""
+    """The box is gone since, or the owner's log is closed; 0 if it is still written to."""
     pruned_at: float = 0.0
     """When retention removed all receipts; 0 if they are there."""
     pruned_why: Pruned | None = None

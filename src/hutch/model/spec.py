@@ -33,7 +33,7 @@ class AutoCheckpoint(StrEnum):
 
 
 class TtlAction(StrEnum):
-    """What becomes of a box whose time to live is over."""
+    """What happens to a box whose time to live is over."""
 
     DESTROY = "destroy"
     PAUSE = "pause"
@@ -125,7 +125,7 @@ class Spec(Record, frozen=True, kw_only=True):
     idle_timeout_sec: float | None = None
     ttl_sec: float | None = None
     ttl_action: TtlAction | None = None
-    """What becomes of it after `ttl_sec`: `destroy` unless it says otherwise."""
+    """What happens to it after `ttl_sec`: `destroy` unless it says otherwise."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     """TCP ports on which its programs will listen: `Box.ports(wait=…)` and visitors of previews wait for them."""

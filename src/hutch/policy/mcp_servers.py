@@ -71,7 +71,7 @@ def _check_secret_files(name: str, server: McpServer) -> None:
 
 
 def offers(server: McpServer, tool: str) -> bool:
-    """Tell whether clients may see this tool. Denied wins over allowed."""
+    """Return whether clients may see this tool. Denied wins over allowed."""
     if any(fnmatchcase(tool, pattern) for pattern in server.deny):
         return False
     return not server.allow or any(fnmatchcase(tool, pattern) for pattern in server.allow)

@@ -40,7 +40,8 @@ class CallerMaxima(Maxima, frozen=True, kw_only=True):
     """The most that callers get, even if a profile gives more by itself; None for no maximum."""
 
     timeout_sec: float | None = None
-    """For one command, job or terminal. A hosted MCP server runs as long as its box, which `ttl_sec` bounds."""
+    """The longest time of one command, job or terminal. A hosted MCP server runs as long as its box, which `ttl_sec`
+    bounds."""
 
 
 class RightsTable(Record, frozen=True, kw_only=True):

@@ -241,7 +241,7 @@ class Instance(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection. The box goes on."""
+        """Close the connection. The box keeps running."""
 
 
 class Provider(ABC):
@@ -346,7 +346,7 @@ class Provider(ABC):
 
     @abstractmethod
     async def list(self) -> tuple[InstanceRecord, ...]:
-        """Return every box on this engine that carries our label, whoever keeps it."""
+        """Return every box on this engine that carries our label, whichever keeper has it."""
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
         """Remove what killed keepers left on the engine besides boxes, never what a live keeper uses."""
@@ -354,7 +354,7 @@ class Provider(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Disconnect from the engine. Boxes go on."""
+        """Disconnect from the engine. Boxes keep running."""
 
     def settle(self, state_dir: str, run_dir: str) -> None:  # noqa: B027 most engines need no place on this machine
         """Say where its files may be: those that outlive a restart of the machine, and those of running boxes.

@@ -54,7 +54,7 @@ class Process(ABC):
         """Return its result, with head and tail of the output.
 
         Raises:
-            Timeout: It still runs after `timeout_sec`. The job goes on.
+            Timeout: It still runs after `timeout_sec`. The job keeps running.
         """
 
 
@@ -96,9 +96,9 @@ class Entrance(ABC):
     """What a process needs to enter a box of this machine: descriptors, which `close` closes."""
 
     pid: int
-    """A process of the box, whose resource limits hold for whoever enters."""
+    """A process of the box, whose resource limits hold for a process that enters."""
     pidfd: int
-    """By it the namespaces are joined, setns(2)."""
+    """The descriptor by which the namespaces are joined, setns(2)."""
     groups: tuple[int, ...]
     """Open `tasks` files of v1 control groups; with `unified` the directory of the v2 group comes last."""
     unified: bool

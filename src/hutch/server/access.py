@@ -1,4 +1,4 @@
-"""From a caller and a box id to the box: other owners' boxes are not found, and changing a box needs its lease."""
+"""Finds the box of a caller's request: other owners' boxes are not found, and changing a box needs its lease."""
 
 import time
 from collections.abc import AsyncIterator

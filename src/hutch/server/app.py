@@ -76,7 +76,7 @@ class App:
             await door(scope, receive, counted)
         except ClientDisconnected:
             status = status or CLIENT_DISCONNECTED
-        except Exception as error:  # The boundary of a request: a defect is reported, and the server goes on.
+        except Exception as error:  # The boundary of a request: a defect is reported, and the server keeps running.
             log("server").error("defect", operation=door.name, error=error, trace=traceback.format_exc())
             if scope["type"] == "http" and not status:
                 status = 500
@@ -129,7 +129,7 @@ class Exchange:
             self._status = self._status or CLIENT_DISCONNECTED
         except HutchError as error:
             await self._fail(call, error)
-        except Exception as error:  # The boundary of a request: a defect is reported, and the server goes on.
+        except Exception as error:  # The boundary of a request: a defect is reported, and the server keeps running.
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, HutchError("internal error", details={"request": self._request}))
 

@@ -22,13 +22,13 @@ class Door(Protocol):
     """Names the door in metrics and logs."""
 
     def claims(self, scope: Scope) -> bool:
-        """Tell from host name, path and headers whether this HTTP request or WebSocket is the door's."""
+        """Decide from host name, path and headers whether this HTTP request or WebSocket is the door's."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket to its end."""
 
     async def start(self) -> None:
-        """Take up what an earlier server left, because this one is ready. It runs in the background."""
+        """Resume what an earlier server left, because this one is ready. It runs in the background."""
 
     async def drain(self, seconds: float) -> None:
         """End what still runs after at most this time, because the server stops."""

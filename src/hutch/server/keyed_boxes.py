@@ -45,7 +45,7 @@ class KeyedBoxes:
         return None if live.record.doomed else live
 
     async def id_of(self, owner: str, key: str) -> BoxId | None:
-        """Return the id of the box of this key, whoever keeps it."""
+        """Return the id of the box of this key, whichever keeper has it."""
         box_id = self._ids.get((owner, key))
         if box_id is not None and self._keeper.held(box_id) is not None:
             return box_id

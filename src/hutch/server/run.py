@@ -142,7 +142,7 @@ async def _serve(
         discovery.notify(ready="1", status=f"listening on {path}" + (f" and {url}" if url else ""))
         if ready is not None:
             ready(state)
-        # Protocols that only TCP serves take up their records once.
+        # Protocols that only TCP serves load their records once.
         starting = asyncio.gather(hostings.start(), *(app.doors.start() for app in apps[1:]))
         recording = asyncio.ensure_future(service.history.record())
         stopping = asyncio.ensure_future(stop_requested.wait())
@@ -251,7 +251,7 @@ def _check_stdin(stop_requested: asyncio.Event) -> None:
 
 
 def _dashboard_link(service: Service, url: str) -> str:
-    """Return a link that signs in, for a person who looks on; a log, which others may read, gets none."""
+    """Return a link that signs in, for a person at this machine; a log, which others may read, gets none."""
     if not sys.stderr.isatty():
         return f"{url} (`hutch dashboard` opens it, signed in)"
     return f"{url}{link_path(service.sign_ins.create_link(LOCAL).code)} (signs in once, within 10 minutes)"

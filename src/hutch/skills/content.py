@@ -29,7 +29,7 @@ RESERVED = ".deps"
 EXCLUDED_NAMES = frozenset(
     {".git", ".hg", ".svn", "__pycache__", "__MACOSX", ".DS_Store", "node_modules", ".venv", RESERVED}
 )
-"""Names that are never content: histories, caches, and what is installed anew."""
+"""Names that are never content: histories, caches, and what an installation makes again."""
 SCAN_DEPTH = 6
 MAX_FOUND = 500
 

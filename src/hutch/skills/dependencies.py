@@ -61,7 +61,7 @@ def _arguments(requirements: Sequence[str]) -> str:
 
 
 def environment(name: str, needed: SkillDependencies) -> dict[str, str]:
-    """Return variables for the skill's programs. `SKILL_BIN` goes before the PATH, which only the box knows."""
+    """Return variables for the skill's programs. `SKILL_BIN` is put before the PATH, which only the box knows."""
     directory = f"{INSTALLED_AT}/{name}/{RESERVED}"
     variables: dict[str, str] = {}
     programs = []

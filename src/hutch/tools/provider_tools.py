@@ -18,7 +18,7 @@ class ProviderKit(Record, frozen=True, kw_only=True):
     prompt: str = ""
 
     def with_origin(self, provider: str) -> tuple[Tool, ...]:
-        """Return the tools marked as the provider's, so that status tells them from built-in tools."""
+        """Return the tools marked as the provider's, so that status distinguishes them from built-in tools."""
         return tuple(msgspec.structs.replace(tool, origin=f"provider:{provider}") for tool in self.tools)
 
 

@@ -176,7 +176,7 @@ class Tools:
             f"there is no tool {name[:80]!r}", op="call", remedy=f"the tools are {', '.join(t.name for t in there)}"
         )
 
-    # --- what there is ------------------------------------------------------------------------------------------
+    # --- listings --------------------------------------------------------------------------------------------
 
     async def schemas(self, flavour: str = "openai", *, agent: str | None = None) -> list[dict[str, Any]]:
         """Return the schemas for a request to a model, or none while no box can be created."""
@@ -308,7 +308,7 @@ class Tools:
             await who.release_all()
 
     async def close(self) -> None:
-        """Release all leases. The Hutch stays open for whoever opened it."""
+        """Release all leases. The Hutch stays open for the code that opened it."""
         if self._release_task is not None:
             self._release_task.cancel()
         for name in tuple(self._agents):

@@ -74,7 +74,7 @@ def _show_log(error: HutchError) -> None:
 
 
 class List(CliCommand):
-    """Show the apps there are. Looking does not use their boxes: no clock starts anew."""
+    """Show the apps there are. Listing does not use their boxes: no clock is reset."""
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:

@@ -49,5 +49,5 @@ Whoever opens it first is signed in, so treat it like a key until then.
 
 
 def _has_screen() -> bool:
-    """Tell whether a browser could show anything here; elsewhere `webbrowser` would take over the terminal."""
+    """Return whether a browser could show anything here; elsewhere `webbrowser` would take over the terminal."""
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

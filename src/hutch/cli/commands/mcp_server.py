@@ -271,7 +271,7 @@ class Call(CliCommand):
 
 
 class Logs(CliCommand):
-    """Show what an MCP server wrote beside the protocol lately, and what its installation said."""
+    """Show what an MCP server wrote beside the protocol recently, and what its installation said."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME")

@@ -63,7 +63,7 @@ class List(CliCommand):
 
 
 def _is_step(receipt: Receipt) -> bool:
-    """Tell whether a receipt only records that a box went on to its next state, or that a job was put away."""
+    """Return whether a receipt only records that a box reached its next state, or that a job was put away."""
     step = receipt.op == "job.forget" or (receipt.op.startswith("box.") and receipt.op not in ENDS_AND_BEGINNINGS)
     return step and not receipt.error
 

@@ -26,7 +26,7 @@ NOT_AVAILABLE = 1
 
 
 class Serve(CliCommand):
-    """Serve boxes to other processes over HTTP: on a Unix socket for this user, on TCP for whoever has a key."""
+    """Serve boxes to other processes over HTTP: on a Unix socket for this user, on TCP for everybody with a key."""
 
     epilog = """\
 SIGTERM ends it gently: requests finish, boxes go on, and the next start takes them over.

@@ -10,7 +10,7 @@ from hutch.errors import FileChanged, FileMissing, Invalid, NoMatch
 
 @check("edits")
 async def check_once(bench: Workbench) -> None:
-    """A text that is there once is replaced, and nothing else in the file; the answer tells what the file is now."""
+    """A text that is there once is replaced, and nothing else in the file; the answer says what the file is now."""
     async with bench.plain_box() as box:
         await box.files.write("code.py", "def old():\n\treturn 1\n")
         edited = await box.files.edit("code.py", "old", "new_name")

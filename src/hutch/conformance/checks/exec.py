@@ -155,7 +155,8 @@ async def check_nul(bench: Workbench) -> None:
 
 @check("exec")
 async def check_long_command(bench: Workbench) -> None:
-    """Arguments go up to the kernel's bound of 128 KB each; beyond it the start fails cleanly and the box goes on."""
+    """Arguments go up to the kernel's bound of 128 KB each; beyond it the start fails cleanly and the box keeps
+    running."""
     async with bench.plain_box() as box:
         got = await bench.output(box, ("sh", "-c", 'printf "%s" "${#1}"', "sh", "x" * 120_000))
         same(got, b"120000", "length of the argument")
@@ -232,7 +233,7 @@ async def check_lingering(bench: Workbench) -> None:
 
 @check("exec")
 async def check_cancel(bench: Workbench) -> None:
-    """Cancelling the call kills the command's process group, and the box goes on."""
+    """Cancelling the call kills the command's process group, and the box keeps running."""
     async with bench.plain_box() as box:
         call = asyncio.create_task(bench.run(box, ("sh", "-c", "sleep 7394 & sleep 7394"), timeout_sec=600))
         await bench.until(lambda: _some(bench, box, "7394"), "the start of the command")
@@ -255,7 +256,7 @@ async def check_many_at_once(bench: Workbench) -> None:
 
 @check("exec")
 async def check_usage(bench: Workbench) -> None:
-    """A result tells wall time, processor time and peak memory, in seconds and megabytes."""
+    """A result has wall time, processor time and peak memory, in seconds and megabytes."""
     async with bench.plain_box() as box:
         idle = (await bench.run(box, ("sleep", "0.3"))).usage
         holds(0.3 <= idle.wall_sec <= bench.patience, f"wall time of sleep 0.3 is {idle.wall_sec}")

@@ -296,7 +296,7 @@ async def check_builtin_errors(bench: Workbench) -> None:
 
 @check("files", needs="isolation")
 async def check_rights(bench: Workbench) -> None:
-    """File operations have the rights of the box's user: system files are not written, whoever asks."""
+    """File operations have the rights of the box's user: system files are not written for any caller."""
     async with bench.plain_box() as box:
         for path in ("/etc/passwd", "/usr/new", "/proc/sys/kernel/hostname"):
             with raises(OSError, what=f"writing {path}"):
@@ -320,7 +320,7 @@ async def check_links_stay_inside(bench: Workbench) -> None:
 
 @check("files")
 async def check_endless_files(bench: Workbench) -> None:
-    """A pipe or a device never blocks the box: reading one is an error or ends, and the box goes on."""
+    """A pipe or a device never blocks the box: reading one is an error or ends, and the box keeps running."""
     async with bench.plain_box() as box:
         await bench.output(box, ("mkfifo", "pipe"))
         async with bench.within("an answer about a named pipe"):

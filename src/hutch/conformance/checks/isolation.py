@@ -28,7 +28,7 @@ async def check_ordinary_user(bench: Workbench) -> None:
 
 @check("isolation", needs="isolation")
 async def check_no_new_privileges(bench: Workbench) -> None:
-    """No program can gain privileges: one that belongs to root and is set-user-id runs as whoever starts it."""
+    """No program can gain privileges: one that belongs to root and is set-user-id runs as the user who starts it."""
     async with bench.box() as box:
         machine = (await bench.output(box, ("uname", "-m"))).decode().strip()
         await box.files.write("/workspace/probe", nnp_probe.program(machine), mode=0o755)
@@ -147,7 +147,7 @@ async def check_read_only_root(bench: Workbench) -> None:
 
 @check("isolation", needs="writable_root")
 async def check_writable_root(bench: Workbench) -> None:
-    """A writable root can be changed by whoever has the rights, and the change is this box's alone."""
+    """A writable root can be changed by a user with the rights, and the change is this box's alone."""
     async with bench.box(read_only_root=False) as box:
         if "root" not in bench.capabilities.users:
             result = await bench.run(box, ("touch", "/etc/conformance"))

@@ -18,7 +18,7 @@ TICKED = b"".join(b"tick %d\n" % n for n in range(1, 6))
 
 @check("jobs")
 async def check_start(bench: Workbench) -> None:
-    """`start` returns while the job runs; `info` tells command, name, pid and start; `wait` gives the result."""
+    """`start` returns while the job runs; `info` has command, name, pid and start; `wait` gives the result."""
     async with bench.plain_box() as box:
         before = time.time()
         job = await bench.start(box, ("sh", "-c", "read line; echo got $line; exit 7"), name="reader")
@@ -34,7 +34,7 @@ async def check_start(bench: Workbench) -> None:
 
 @check("jobs")
 async def check_info_after_end(bench: Workbench) -> None:
-    """After the end `info` carries state, exit code, totals, verdict and usage, as often as it is asked."""
+    """After the end `info` carries state, exit code, totals, verdict and usage, every time it is asked."""
     async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "echo out; echo error >&2; exit 4"))
         await bench.ended(job)
@@ -47,7 +47,7 @@ async def check_info_after_end(bench: Workbench) -> None:
 
 @check("jobs")
 async def check_cursor(bench: Workbench) -> None:
-    """Reading goes on from the cursor, takes at most `limit` bytes, and never uses up what it reads."""
+    """Reading continues at the cursor, takes at most `limit` bytes, and never uses up what it reads."""
     async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "printf 0123456789"))
         await bench.ended(job)
@@ -181,7 +181,7 @@ async def check_signal_after_end(bench: Workbench) -> None:
 
 @check("jobs")
 async def check_wait_timeout(bench: Workbench) -> None:
-    """`wait` that takes too long raises Timeout; the job goes on and can be waited for again, by several."""
+    """`wait` that takes too long raises Timeout; the job keeps running and can be waited for again, by several."""
     async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         with raises(Timeout, what="waiting 0.1 s for a job that runs"):

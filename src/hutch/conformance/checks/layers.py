@@ -13,7 +13,7 @@ from hutch.providers.base import Instance
 
 @check("layers", needs="layers")
 async def check_goes_back(bench: Workbench) -> None:
-    """A frozen state comes back whole: changed, removed and new files, and the box goes on from there."""
+    """A frozen state comes back whole: changed, removed and new files, and the box continues from there."""
     async with bench.box() as box:
         await bench.output(box, "echo one > changed; echo one > removed; mkdir d; echo one > d/f")
         frozen = await box.layers.freeze(())
@@ -27,7 +27,7 @@ async def check_goes_back(bench: Workbench) -> None:
 
 @check("layers", needs="layers")
 async def check_running(bench: Workbench) -> None:
-    """While a program runs, a state can be frozen, but going back is a Conflict, and the program goes on."""
+    """While a program runs, a state can be frozen, but going back is a Conflict, and the program keeps running."""
     async with bench.box() as box:
         await bench.output(box, "echo one > a")
         first = await box.layers.freeze(())

@@ -153,7 +153,7 @@ async def check_death_during_command(bench: Workbench) -> None:
 
 @check("life")
 async def check_attach(bench: Workbench) -> None:
-    """Attaching gives the same box: its files, its limits, its record; the first handle goes on beside it."""
+    """Attaching gives the same box: its files, its limits, its record; the first handle keeps working beside it."""
     order = bench.order()
     async with bench.made(order) as box:
         await box.files.write("file", b"here")
@@ -330,7 +330,7 @@ async def check_ttl(bench: Workbench) -> None:
 
 @check("life", needs="guest")
 async def check_set_clocks(bench: Workbench) -> None:
-    """Clocks that a later keeper sets hold as those of the birth do: the ttl, and the life without any keeper."""
+    """Clocks that a later keeper sets hold as those of the creation do: the ttl, and the life without any keeper."""
     async with bench.box(ttl_sec=3600.0) as box:
         await box.set_clocks(ttl_sec=0.5)
         await bench.until(lambda: _is_dead(box), "the end of a box at the ttl that was set later")
@@ -352,7 +352,8 @@ async def _grew(job: Process, count: int) -> bool:
 
 
 async def _left_alone(bench: Workbench, box: Instance, order: Order) -> bool:
-    """Return whether the box is gone after a while. A look renews its grace, so looks are further apart than that."""
+    """Return whether the box is gone after a while. Each check renews its grace period, so the checks are further apart
+    than that."""
     await asyncio.sleep(order.orphan_grace_sec * 2)
     try:
         async with bench.attached(box.record, order.spec) as again:

@@ -24,7 +24,7 @@ def _explains(result: Result, what: str) -> None:
 
 @check("limits", needs="grades.memory_mb")
 async def check_memory(bench: Workbench) -> None:
-    """A command that needs more memory than the box has is killed with the verdict oom; the box goes on."""
+    """A command that needs more memory than the box has is killed with the verdict oom; the box keeps running."""
     async with bench.box(memory_mb=64, disk_mb=16) as box:
         result = await bench.run(box, HOG)
         same((result.verdict.cause, result.exit_code), (Cause.OOM, 137), "cause and exit code")
@@ -64,7 +64,7 @@ async def check_innocent(bench: Workbench) -> None:
 
 @check("limits", needs="grades.pids")
 async def check_pids(bench: Workbench) -> None:
-    """A command that starts too many processes fails with the verdict pids; the box goes on."""
+    """A command that starts too many processes fails with the verdict pids; the box keeps running."""
     async with bench.box(pids=24) as box:
         result = await bench.run(box, ("sh", "-c", FORKS + "; exit 1"))
         holds(b"all" not in result.stdout_bytes or result.verdict.cause is Cause.PIDS, "100 processes in a box of 24")

@@ -1,4 +1,4 @@
-"""Mounts: the host's places that an order names, as it names them, pinned to what was looked at (lesson 27)."""
+"""Mounts: the host's places that an order names, as it names them, pinned to what policy had checked (lesson 27)."""
 
 import os
 from pathlib import Path
@@ -67,7 +67,7 @@ async def check_missing_source(bench: Workbench) -> None:
 
 @check("mounts", needs="mounts")
 async def check_swapped_source(bench: Workbench) -> None:
-    """A source that is no longer what policy looked at is refused: a name may be swapped, an inode may not."""
+    """A source that is no longer what policy checked is refused: a name may be swapped, an inode may not."""
     source = _directory(bench)
     spec = bench.spec(mounts=(Mount(source=str(source), target="/data"),))
     order = bench.order(mounts=spec.mounts, places=pinned(spec))

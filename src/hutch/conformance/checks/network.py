@@ -33,7 +33,7 @@ async def check_off_host_loopback(bench: Workbench) -> None:
 async def check_own_loopback(bench: Workbench) -> None:
     """The loopback interface of a box is up, so that its own programs can talk to each other."""
     async with bench.box() as box:
-        # The answer of a port nobody listens on tells the two apart: refused if lo is up, unreachable if it is down.
+        # The answer of a port nobody listens on distinguishes the two: refused if lo is up, unreachable if it is down.
         result = await bench.run(box, _call("127.0.0.1", 9))
         holds(b"unreachable" not in result.stderr_bytes.lower(), f"loopback is down: {result.stderr!r}")
         flags = await bench.run(box, ("cat", "/sys/class/net/lo/flags"))

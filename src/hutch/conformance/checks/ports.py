@@ -138,7 +138,7 @@ async def check_listed(bench: Workbench) -> None:
 
 @check("ports", needs="ports")
 async def check_watched(bench: Workbench) -> None:
-    """A watch tells of the ports at once, and again when one opens and when one closes."""
+    """A watch reports the ports at once, and again when one opens and when one closes."""
     async with bench.box() as box, aclosing(box.watch_ports()) as changes:  # type: ignore[type-var]
         await _seen(bench, changes, lambda found: True, "the first list")
         async with echoing(bench, box) as (port, job):

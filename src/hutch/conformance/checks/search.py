@@ -102,7 +102,7 @@ async def check_grep_binary(bench: Workbench) -> None:
 
 @check("search", needs="watch")
 async def check_watch(bench: Workbench) -> None:
-    """A watch tells what is created, modified, moved and deleted from the moment it is in place."""
+    """A watch reports what is created, modified, moved and deleted from the moment it is in place."""
     async with bench.plain_box() as box:
         await bench.output(box, "mkdir d; echo old >d/before")
         seen = await _changes(

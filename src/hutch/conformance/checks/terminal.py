@@ -26,7 +26,7 @@ async def check_size(bench: Workbench) -> None:
 
 @check("terminal", needs="pty")
 async def check_resize(bench: Workbench) -> None:
-    """Resizing changes the terminal and tells the program with SIGWINCH."""
+    """Resizing changes the terminal and notifies the program with SIGWINCH."""
     async with bench.plain_box() as box:
         script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.05; done"
         job = await bench.start(box, ("sh", "-c", script), pty=True)
@@ -37,7 +37,7 @@ async def check_resize(bench: Workbench) -> None:
 
 @check("terminal", needs="pty")
 async def check_interrupt(bench: Workbench) -> None:
-    """Ctrl-C interrupts the program in the foreground, and the shell of the terminal goes on."""
+    """Ctrl-C interrupts the program in the foreground, and the shell of the terminal keeps running."""
     async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-i"), pty=True, env={"PS1": "$ "})
         await job.write(b"sleep 7411; echo interrupted with $?\n")

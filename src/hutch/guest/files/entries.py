@@ -1,4 +1,4 @@
-"""Entries of a tree with more than `stat` tells: where links lead, and extended attributes."""
+"""Entries of a tree with more than `stat` reports: where links lead, and extended attributes."""
 
 import json
 import os

@@ -82,7 +82,7 @@ class _Watcher:
             raise failure(_error(), "watch", path)
         self.ended = False
         self.kinds = _KINDS
-        """What each event is called: changed attributes are told apart only if that was asked for."""
+        """What each event is called: changed attributes are distinguished only if that was asked for."""
         self._top = top
         self._prefix = prefix_of(path)
         self._path = path

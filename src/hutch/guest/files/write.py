@@ -175,7 +175,7 @@ class Append:
 
 
 class Overwrite(Append):
-    """Replaces the content of a file in place, so that whoever watches or has opened it sees the same file.
+    """Replaces the content of a file in place, so that a program that watches or has opened it sees the same file.
 
     A reader may see a part of it meanwhile. The file becomes the user's own where that is allowed, and the extended
     `attributes` replace those whose names begin with `attribute_prefix`.

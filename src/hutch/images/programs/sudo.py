@@ -3,7 +3,7 @@
 
 No program in a box gains rights by itself: its files are mounted nosuid, and every process has no_new_privs. So a
 second copy of this program runs as root (`sudo --serve`), which the server starts for callers who may act as root. It
-runs the commands of the others on their input and output, in their directory, and tells how they ended.
+runs the commands of the others on their input and output, in their directory, and reports how they ended.
 """
 
 import array
@@ -117,7 +117,7 @@ def received(connection: socket.socket, size: int) -> bytes:
 
 
 def serve() -> NoReturn:
-    """Run commands for whoever connects, until the box ends. A second copy leaves the place to the first."""
+    """Run commands for every process that connects, until the box ends. A second copy leaves the place to the first."""
     with socket.socket(socket.AF_UNIX) as other:
         if other.connect_ex(PLACE) == 0:
             sys.exit(0)

@@ -184,7 +184,7 @@ class GuardedFiles:
         )  # fmt: skip
 
     def watch(self, path: str = ".", *, recursive: bool = True, attributes: bool = False) -> "GuardedWatch":
-        """`attributes` tells changes of mode and owner apart from changes of the content, where the engine can."""
+        """`attributes` distinguishes changes of mode and owner from changes of the content, where the engine can."""
 
         def begin(instance: Instance) -> "Watch":
             files = self._of(instance)

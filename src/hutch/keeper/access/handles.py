@@ -437,7 +437,7 @@ class BoxHandle:
             self.end()
 
     async def release(self) -> None:
-        """Give up the lease with the last handle; the box goes on until its clocks end it."""
+        """Give up the lease with the last handle; the box keeps running until its clocks end it."""
         self.close()
         await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 

@@ -30,7 +30,7 @@ class HandleLayers:
 
     @asynccontextmanager
     async def _operation(self, op: str, details: Details) -> AsyncIterator[Operation]:
-        """Pin the box for one operation. A paused box is not woken: whoever paused it wants it as it is."""
+        """Pin the box for one operation. A paused box is not woken: the session that paused it wants it so."""
         async with self._handle.operation(op, details) as operation:
             if self._live.record.state is State.PAUSED:
                 raise Conflict(f"box {self._handle.id} is paused", op=op, remedy="resume it first")

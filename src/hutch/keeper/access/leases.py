@@ -41,7 +41,8 @@ def fields_to_acquire(record: BoxRecord, session: str, now: float, seconds: floa
 def fields_to_take_over(
     record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS
 ) -> dict[str, object]:
-    """Return the fields that give `session` the box whoever holds it. The new epoch makes older handles stale."""
+    """Return the fields that give `session` the box even if another session holds it. The new epoch makes older handles
+    stale."""
     lease = new_lease(session, now, seconds, key=current_caller().key)
     return {"lease": lease, "left_lease": None, "epoch": record.epoch + 1}
 

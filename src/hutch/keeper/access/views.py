@@ -106,7 +106,7 @@ class Views:
         self._boxes = boxes
 
     async def box(self, record: BoxRecord) -> BoxInfo:
-        """Return a box of the store, whoever keeps it."""
+        """Return a box of the store, whichever keeper has it."""
         ours = self._boxes.get(record.id)
         if ours is not None:
             return box_info(ours.record, ours)

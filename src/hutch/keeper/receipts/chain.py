@@ -1,6 +1,6 @@
 """The hash chain of a box's receipts: each receipt holds the hash of the one before, so any changed byte is found.
 
-The stored bytes of a receipt are hashed, so checking it encodes nothing anew. The first receipt's `prev` is derived
+The stored bytes of a receipt are hashed, so checking it encodes nothing again. The first receipt's `prev` is derived
 from box and owner: a chain that was moved to another box or owner does not begin right.
 """
 

@@ -114,7 +114,7 @@ class SkillMounts:
     async def _mount_late(self, live: Live) -> bool:
         """Mount the view in a box that was created before its owner's first skill.
 
-        False if the engine mounts only at creation, or something is in the way.
+        False if the engine mounts only at creation, or another file is in the way.
         """
         record = live.record
         if not (await self._engines.capabilities(record.instance.provider)).mounts:
@@ -171,7 +171,7 @@ class SkillMounts:
             boxes = await self._inventory.all()
             if any(_uses_workspace(box, real, body) for other, box in boxes.items() if other != box_id):
                 return
-            # There is no `await` since the check, so a box that comes next creates the directory anew.
+            # There is no `await` since the check, so a box that comes next creates the directory again.
             with suppress(OSError):  # it is not empty any more, or gone: then it is not ours to remove
                 os.rmdir(os.path.join(real, MOUNT_POINT))
             await self._store.drop_note(KIND, real)
@@ -227,7 +227,7 @@ class SkillMounts:
                 present[name] = version
 
     async def _refresh_copy(self, box_id: str, name: str) -> None:
-        """Copy a skill anew before its use: the box's user owns the copy and may have changed it."""
+        """Copy a skill again before its use: the box's user owns the copy and may have changed it."""
         live = self._boxes.get(BoxId(box_id))
         if live is None or not self._uses_copies(live.record) or name not in self._copied.get(live.record.id, {}):
             return

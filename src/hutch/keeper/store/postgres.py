@@ -1,7 +1,7 @@
 """The store that keepers on several machines share: PostgreSQL, one statement for each write.
 
 The server runs a statement as a transaction of its own: a client that stops or loses its connection meanwhile holds no
-lock and leaves nothing half done. If the answer is lost, the write is tried again, and the second attempt can tell
+lock and leaves nothing half done. If the answer is lost, the write is tried again, and the second attempt can find out
 whether the first one succeeded: nobody else writes the same version with the same body.
 """
 

@@ -194,7 +194,8 @@ def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
 
 
 def _taken(db: sqlite3.Connection, record: BoxRecord) -> Conflict:
-    """Tell a taken name from a taken key by looking for the name: SQLite says which index it was only in words."""
+    """Distinguish a taken name from a taken key by looking for the name: SQLite says which index it was only in
+    words."""
     query = "SELECT 1 FROM boxes WHERE owner = ? AND name = ? AND id != ?"
     found = record.spec.name and db.execute(query, (record.owner, record.spec.name, record.id)).fetchone()
     return name_taken(record) if found else key_taken(record)

@@ -175,7 +175,7 @@ class SqliteWriter:
         return batches
 
     def _checkpoint(self, db: sqlite3.Connection) -> None:
-        """Copy the WAL into the file now and then, in the thread: the next transaction then starts the WAL anew."""
+        """Copy the WAL into the file now and then, in the thread: the next transaction then starts the WAL again."""
         if self._transactions < CHECKPOINT_TRANSACTIONS:
             return
         self._transactions = 0

@@ -1,8 +1,8 @@
 """The state directory's key: one random secret in a file of its own, from which a key for each purpose is derived.
 
 It has two purposes: keyed digests in receipts, which prove the text of a command without showing it, and sealed
-environments in records (`keeper.store.seal`). It protects a copy of a database, in a backup or a report; whoever can
-read the whole state directory can read the key too.
+environments in records (`keeper.store.seal`). It protects a copy of a database, in a backup or a report; who can read
+the whole state directory can read the key too.
 """
 
 import os

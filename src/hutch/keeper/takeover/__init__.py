@@ -1,1 +1,1 @@
-"""Which keepers live, and what becomes of the boxes of one that died."""
+"""Which keepers live, and what happens to the boxes of one that died."""

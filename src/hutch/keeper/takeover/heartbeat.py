@@ -2,8 +2,8 @@
 
 Keepers of one place (a state directory) see each other's locks, so there a killed keeper is dead at once. A keeper of
 another place is dead when its row is too old; the keeper that finds this raises the row's epoch, so that its owner, if
-it was only slow, cannot renew it unnoticed. That owner then claims anew, and checks box by box what is still its own
-before it touches one that others could have taken.
+it was only slow, cannot renew it unnoticed. That owner then claims its name again, and checks box by box what is still
+its own before it touches one that others could have taken.
 """
 
 import asyncio

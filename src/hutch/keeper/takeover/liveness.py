@@ -1,7 +1,7 @@
 """Which keepers are alive: what a keeper asks about others, and the answer by file locks for those on one machine.
 
 Each keeper holds a lock on a file of its own as long as its process lives. The kernel drops the lock when the process
-dies, however it dies, so one non-blocking attempt tells whether that keeper is alive. A keeper has one lock where its
+dies, however it dies, so one non-blocking attempt shows whether that keeper is alive. A keeper has one lock where its
 records are (the state directory) and one where its boxes are (the run directory): each directory may be shared with
 keepers that do not share the other.
 """
@@ -27,7 +27,7 @@ class Claimant(Protocol):
 
 
 class Liveness(Protocol):
-    """Tells living keepers from dead ones. `claim` comes before anything else, `release` at the end."""
+    """Distinguishes living keepers from dead ones. `claim` comes before anything else, `release` at the end."""
 
     @property
     def place(self) -> str:

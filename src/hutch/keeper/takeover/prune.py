@@ -1,7 +1,7 @@
 """`hutch prune`: removes what dead keepers have left, without starting a keeper.
 
 Temporary boxes of dead keepers are destroyed at their engine first and forgotten after that, so that no container
-outlives its record. Persistent boxes and those left on purpose (`hutch box create`) stay for whoever asks for them.
+outlives its record. Persistent boxes and those left on purpose (`hutch box create`) stay for those who ask for them.
 Nothing of a living keeper is touched.
 """
 

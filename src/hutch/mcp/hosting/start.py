@@ -118,8 +118,8 @@ class RunStarter:
         self.on_phase(phase, box, job)
 
     async def _start_in_box(self, stack: AsyncExitStack) -> Run:
-        # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
-        # request happened to begin this task: that caller's timeouts do not end the server.
+        # The box has the rights of the caller who registered the server. What runs in it is no command of the caller
+        # whose request happened to begin this task: that caller's timeouts do not end the server.
         with bound_by(UNBOUND):
             return await self._begun(stack)
 

@@ -114,7 +114,7 @@ class ClientSession:
     # --- calling --------------------------------------------------------------------------------------------------
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
-        # Each request may say anew whether its user can be asked. If nobody can, the refusal says so.
+        # Each request may say whether its user can be asked. If nobody can, the refusal says so.
         self.tools.ask = calls.ask if client_of(ctx).can_ask else self._fallback_ask
         resumes = params.request_state is not None
         call = self._parked.take(ctx, params) if resumes else ToolCall(self.tools, ctx, params)

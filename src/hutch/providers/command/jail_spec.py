@@ -17,7 +17,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_MB = 16
 """Memory of the guest itself."""
 GUEST_TASKS = 4
-"""RLIMIT_NPROC counts the guest's threads too, and whoever met the limit has ended when a box counts as full."""
+"""RLIMIT_NPROC counts the guest's threads too, and the process that met the limit has ended when a box counts as
+full."""
 UNHELD = 1 << 30
 """The watchdog's limit of processes where the kernel itself enforces one."""
 _OURS = (GUEST_DIR, BUNDLE_HOME, "/proc", "/dev", "/sys")

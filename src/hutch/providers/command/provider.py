@@ -218,7 +218,7 @@ class CommandProvider(Provider):
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
         instance = self._instance(record, spec, guest)
         try:
-            await instance.resume()  # whoever paused it is gone
+            await instance.resume()  # the keeper that paused it is gone
             await instance.link()
         except HutchError as error:
             await instance.close()

@@ -2,7 +2,7 @@
 
 A temporary box with a read-only root has its files in sized tmpfs and needs no guard. The layer of a writable root and
 the volumes of a persistent box are directories of the engine, which sets them no limit: the engine is asked how large
-they are, and whoever still writes past the limit is ended. The files stay; the next command may remove them.
+they are, and processes that still write past the limit are ended. The files stay; the next command may remove them.
 """
 
 import asyncio

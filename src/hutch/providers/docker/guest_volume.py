@@ -1,7 +1,7 @@
 """The guest bundle on an engine: a volume named by the bundle's digest, filled once through a helper container.
 
 The volume is created together with that container, and the container is removed only when the volume is full. So a
-volume without its helper is whole; whoever finds a helper, whose maker may have died, fills the volume again.
+volume without its helper is whole; a keeper that finds a helper, whose maker may have died, fills the volume again.
 """
 
 import asyncio

@@ -202,7 +202,7 @@ class ContainerInstance(BundledInstance):
         try:
             await self._engine.wait(self.container)
         except HutchError:
-            return  # the engine is away, and whoever uses the box next gets that error
+            return  # the engine is away, and the next caller who uses the box gets that error
         for link in tuple(self._links.values()):
             link.close()
 

@@ -13,11 +13,11 @@ INSTANCE = "hutch.instance"
 CONFIG = "hutch.config"
 """A digest of the effective spec, by which a changed spec is recognised."""
 GUEST = "hutch.guest"
-"""On guest volumes: the digest of the bundle."""
+"""A label of guest volumes: the digest of the bundle."""
 STATE = "hutch.state"
-"""On volumes with states of a box's files: the box."""
+"""A label of volumes with states of a box's files: the box."""
 THROWAWAY = "hutch.throwaway"
-"""On helper containers: the Unix time at which they were created."""
+"""A label of helper containers: the Unix time at which they were created."""
 
 
 def container(box_id: str) -> str:

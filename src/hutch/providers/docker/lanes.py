@@ -26,7 +26,7 @@ from hutch.providers.guest_client.link import Link
 TIMEOUT = 30.0
 """Seconds that a guest which was just started may take to listen."""
 RELAY_USER = "0:0"
-"""Root without any capability. By this user the guest tells a relay from the box's own commands."""
+"""Root without any capability. By this user the guest distinguishes a relay from the box's own commands."""
 
 _BACKLOG_TIMEOUT = 5.0
 """Seconds that a connection may wait while the guest's backlog is full."""

@@ -255,7 +255,7 @@ class DockerProvider(Provider):
             return guests.reach(found, self.dialect, record.but(data=data), order.spec, options)
 
         async def replace(files: "Spool") -> None:
-            # Whoever attached to the box does not know its secrets, which are never written.
+            # A handle that attached to the box does not know its secrets, which are never written.
             known = order or Order(
                 box_id=box.record.box_id, keeper=box.record.keeper, spec=box.spec.but(secrets={}),
                 orphan_grace_sec=_GRACE_SECONDS,
@@ -292,7 +292,7 @@ class DockerProvider(Provider):
         if not state.get("Running"):
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
         if state.get("Paused"):
-            await found.engine.unpause(name)  # whoever paused it is gone
+            await found.engine.unpause(name)  # the keeper that paused it is gone
         assert inspected is not None
         kept: dict[str, Any] = {"volumes": volumes} if (volumes := volumes_of(inspected)) else {}
         data = {**record.data, "container": name, "id": str(inspected["Id"]), **kept}

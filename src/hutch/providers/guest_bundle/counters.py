@@ -30,7 +30,7 @@ class HostCounters:
         )
 
     async def refresh(self, link: Link) -> None:
-        """Do nothing: `read` reads the files anew."""
+        """Do nothing: `read` reads the files again."""
 
     def close(self) -> None:
         if self._group is not None:

@@ -1,6 +1,6 @@
 """Operations with which a keeper asks a bundled guest about its container, which it cannot see itself.
 
-An engine shows a container its own control group at /sys/fs/cgroup, read-only; what is not there is not told.
+An engine shows a container its own control group at /sys/fs/cgroup, read-only; it does not see the rest.
 Runs inside the box: standard library only.
 """
 

@@ -56,7 +56,7 @@ class GuestBundle(NamedTuple):
     """The packed runtime and the guest's programs."""
 
     digest: str
-    """Of everything in it, short enough for a volume's name."""
+    """The digest of everything in it, short enough for a volume's name."""
     files: tuple[tuple[str, bytes], ...]
     linker: str
     """Path below HOME of the dynamic linker; "" if the interpreter is linked statically."""

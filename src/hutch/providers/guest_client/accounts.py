@@ -16,7 +16,7 @@ _MAX_ID = 1 << 16
 class Account(NamedTuple):
     uid: str
     env: Mapping[str, str]
-    """The variables that tell a command whose account it runs in."""
+    """The variables that show a command whose account it runs in."""
 
 
 async def find_account(files: "Files", name: str) -> Account:
@@ -24,7 +24,7 @@ async def find_account(files: "Files", name: str) -> Account:
 
     Raises:
         NotRunnable: The box has no such account.
-        Refused: It is root's under another name. Threat: whoever may not use root could name it otherwise.
+        Refused: It is root's under another name. Threat: a caller who may not use root could name it otherwise.
     """
     try:
         text = (await files.read(_PASSWD, limit=_MAX_PASSWD_BYTES)).decode(errors="replace")

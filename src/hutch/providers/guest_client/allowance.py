@@ -15,7 +15,7 @@ FREE = 64 << 10
 
 LARGE = 1 << 20
 """A result that has more bytes is counted until the request has ended. A smaller one is counted only until it is
-handed over, because whoever sends it on counts it again."""
+handed over, because the code that sends it on counts it again."""
 
 
 class Allowance(Protocol):

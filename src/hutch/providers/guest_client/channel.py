@@ -79,7 +79,7 @@ class Channel:
             raise
 
     def abandon(self) -> None:
-        """Tell the guest that nobody waits any more, and drop what still comes."""
+        """Notify the guest that nobody waits any more, and drop what still comes."""
         if self.abandoned or self.number not in self._link.channels:
             return
         self.abandoned = True
@@ -230,7 +230,7 @@ class Channel:
             view = view[size:]
 
     def end(self) -> None:
-        """Tell the guest that no more DATA comes."""
+        """Notify the guest that no more DATA comes."""
         if not self._answer.done():
             self._link.send(frame(END, self.number))
 

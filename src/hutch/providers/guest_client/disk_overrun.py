@@ -60,7 +60,7 @@ class Overrun:
         return Use(*(had + spare for had, spare in zip(self._kept, _SPARE, strict=True)))
 
     def hit(self, used: Use) -> Excess:
-        """Record that the box is over its bound. The caller then ends its processes and counts it anew."""
+        """Record that the box is over its bound. The caller then ends its processes and counts it again."""
         self.excess = self.reason = _excess(used, self.limit)
         self._kept = UNKNOWN
         self._hits += 1

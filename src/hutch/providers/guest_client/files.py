@@ -257,7 +257,7 @@ class GuestFiles:
         yield GrepResult(hits=(), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
 
     def watch(self, path: str = ".", *, recursive: bool = True, attributes: bool = False) -> Watch:
-        """`attributes` tells changes of mode and owner apart from changes of the content."""
+        """`attributes` distinguishes changes of mode and owner from changes of the content."""
         return Watch(lambda: self._open("files.watch", path=path, recursive=recursive, attributes=attributes))
 
     # --- trees -----------------------------------------------------------------------------------------------

@@ -267,7 +267,7 @@ class GuestInstance(Instance):
             fields["env"] = {**account.env, **command.env}
         return link
 
-    # --- what became of them ---------------------------------------------------------------------------------
+    # --- their results -------------------------------------------------------------------------------------
 
     async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: _Seen | None = None) -> Result:
         """Return the answer to `run` or `wait` as a result with its verdict."""
@@ -291,7 +291,7 @@ class GuestInstance(Instance):
     async def _verdict(
         self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool
     ) -> Verdict:  # fmt: skip
-        """Return the job's verdict, decided once: counters go on, and a later look would blame this job for them."""
+        """Return the job's verdict, decided once: counters go on, and a later check would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
             return Verdict(cause=Cause.OK)
         seen = seen or _Seen(None, None)

@@ -289,7 +289,7 @@ def _decode(payload: bytes) -> Fields:
 
 
 def _error(wire: Fields) -> HutchError:
-    """Return the guest's ERROR, which may speak of files and jobs but never of what becomes of the box."""
+    """Return the guest's ERROR, which may speak of files and jobs but never of what happens to the box."""
     wire["message"] = str(wire.get("message"))[:MAX_MESSAGE]
     if wire.get("code") in NOT_THE_GUESTS:
         wire["code"] = "internal"

@@ -73,7 +73,7 @@ class GuestPortStream(PortStream):
         return b""
 
     async def send(self, data: bytes | memoryview) -> None:
-        # In pieces of half a window, so that the box reads one while the next is on its way.
+        # Sends pieces of half a window, so that the box reads one while the next is on its way.
         view = memoryview(data)
         for at in range(0, len(view), PIECE // 2):
             await self._channel.send(view[at : at + PIECE // 2])

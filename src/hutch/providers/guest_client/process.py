@@ -26,7 +26,7 @@ ANSWER_GRACE = 30.0
 
 
 class GuestProcess(Process):
-    """A job's handle. Every method finds the link anew, so it survives a broken connection."""
+    """A job's handle. Every method finds the link again, so it survives a broken connection."""
 
     def __init__(self, instance: "GuestInstance", job_id: str, keep: int) -> None:
         self.id = job_id

@@ -57,7 +57,7 @@ class QueuedTransport(asyncio.Transport):
         self.stderr = (self.stderr + text)[-_KEPT_STDERR:]
 
     def ended(self, error: Exception | None = None) -> None:
-        """Tell the link that the other end has gone."""
+        """Notify the link that the other end has gone."""
         if not self._closing:
             self._stop()
             self.link.connection_lost(error)

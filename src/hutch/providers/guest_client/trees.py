@@ -1,7 +1,7 @@
 """Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other.
 
 A box writes the stream of a copy out of it, and could fill the caller's disk with it, so such a copy has bounds.
-A listener gets the byte counts of a copy while it goes on.
+A listener gets the byte counts of a copy while it runs.
 """
 
 import os
@@ -80,7 +80,7 @@ _listener: ContextVar[Listener | None] = ContextVar("transfer_listener", default
 
 @contextmanager
 def observed(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of the copies that are begun in this block."""
+    """Report to `listener` the copies that are begun in this block."""
     token = _listener.set(listener)
     try:
         yield

@@ -357,7 +357,7 @@ def usage_of(end: End, after: Counters) -> Usage:
 
 
 def exit_code(end: End) -> int | None:
-    """Return the exit code as a shell reports it. The guest tells the two ways to end apart, and so do verdicts."""
+    """Return the exit code as a shell reports it. The guest distinguishes the two ways to end, and so do verdicts."""
     return end.exit_code if end.signal is None else 128 + end.signal
 
 

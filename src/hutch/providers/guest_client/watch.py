@@ -18,7 +18,7 @@ KINDS = frozenset({"created", "modified", "attributes", "deleted", "moved_from",
 class Watch:
     """Yields changes from the moment it is entered or first awaited, and ends when what is watched is gone.
 
-    Cancelling one wait, as a timeout does, loses nothing: the next wait goes on where that one was.
+    Cancelling one wait, as a timeout does, loses nothing: the next wait continues where that one was.
     """
 
     def __init__(self, begin: Callable[[], Awaitable[Channel]]) -> None:

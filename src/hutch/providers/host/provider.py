@@ -1,4 +1,4 @@
-"""Host: a box is a directory and a process of the host, with all rights of whoever runs Hutch. Nothing is isolated.
+"""Host: a box is a directory and a process of the host, with all rights of Hutch's own user. Nothing is isolated.
 
 It exists for machines that are a sandbox themselves (a CI job, a throwaway VM). It is never chosen by itself, every
 box is logged as a warning, and every built-in profile refuses it.
@@ -84,7 +84,7 @@ class HostProvider(CommandProvider):
     def guest_options(self, order: Order, parameters: BoxParameters) -> dict[str, Any]:
         spec, place = order.spec, f"{parameters.directory}/workspace"
         env = {name: os.environ[name] for name in ("PATH", "USER", "LOGNAME", "LANG", "SHELL") if name in os.environ}
-        # A home of its own: what programs leave in one goes with the box.
+        # A home of its own: what programs leave in one is removed with the box.
         env |= {"HOME": f"{parameters.directory}/home", "TMPDIR": f"{parameters.directory}/tmp"}
         return {
             "box_id": order.box_id,

@@ -13,7 +13,7 @@ from hutch.providers.guest_client.queued_transport import QueuedTransport
 
 PIECE = 1 << 20
 _LONGEST = 1 << 20
-"""Of a line: the relay writes 256 KB at a time, a third more as base64."""
+"""The bytes of one line: the relay writes 256 KB at a time, a third more as base64."""
 
 
 class RelayStream(QueuedTransport):
@@ -36,7 +36,7 @@ class RelayStream(QueuedTransport):
             try:
                 self._feed(memoryview(binascii.a2b_base64(line, strict_mode=True)))
             except binascii.Error:
-                # A shell or a template may greet before the relay speaks.
+                # A shell or a template may print something before the relay does.
                 self.feed_stderr(line + "\n")
                 if self.link.hello:
                     self._broken("the relay in the box does not speak as it should")

@@ -103,10 +103,10 @@ class BayDoor(HttpDoor):
         await self._sandboxes.load()
 
     async def start(self) -> None:
-        """Take up the sandboxes of an earlier server, which expire whether somebody asks for them or not."""
+        """Resume the sandboxes of an earlier server, which expire whether somebody asks for them or not."""
         try:
             await self.prepare()
-        except HutchError as error:  # Each request tries again, and tells its caller.
+        except HutchError as error:  # Each request tries again, and reports the error to its caller.
             log("server").warning("sandboxes not loaded", operation=self.name, error=error)
 
     async def drain(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ from hutch.errors import NotFound
 
 MAX_TEXT = 16 << 10
 MAX_BYTES = 32 << 20
-"""All histories together; the oldest executions of any sandbox go first."""
+"""All histories together; the oldest executions of any sandbox are dropped first."""
 
 
 @dataclass(frozen=True)

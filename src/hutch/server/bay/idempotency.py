@@ -24,7 +24,7 @@ class Kept:
 
 
 class IdempotentReplies:
-    """The answers that were given under a key lately."""
+    """The answers that were given under a key recently."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()

@@ -15,7 +15,7 @@ MAX_TTL_SECONDS = 10 * 365 * 86400
 
 
 class Sandbox(Record, frozen=True, kw_only=True):
-    """A sandbox outlives its box: idle compute goes, and the cargo with its files stays."""
+    """A sandbox outlives its box: an idle box is ended, and the cargo with its files stays."""
 
     id: str
     owner: str
@@ -35,7 +35,7 @@ class Cargo(Record, frozen=True, kw_only=True):
     id: str
     owner: str
     sandbox: str = ""
-    """The sandbox with which it goes; empty if a caller created it by itself."""
+    """The sandbox with which it is removed; empty if a caller created it by itself."""
     size_limit_mb: int = 0
     """0, since nothing limits the size of a volume; the API wants a number."""
     created_at: float

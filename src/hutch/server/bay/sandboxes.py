@@ -296,7 +296,8 @@ class Sandboxes:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _sweep_cargos(self, now: float) -> None:
-        """Remove the cargos that were to go with their sandboxes, and were in use or met the end of a server."""
+        """Remove the cargos that were to be removed with their sandboxes, and were in use or met the end of a
+        server."""
         used = self._used_cargos()
         for cargo in list(self._cargos.values()):
             # A new one waits for its sandbox.

@@ -1,6 +1,6 @@
 """What the dashboard shows live, as one stream (SSE): boxes as they change, events, questions, status and numbers.
 
-The stream sends differences only. Looking extends no clock of a box and takes no lease, whatever the caller's role.
+The stream sends differences only. Watching extends no clock of a box and takes no lease, whatever the caller's role.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from hutch.server.request import Call, Reply
 from hutch.server.service import Service
 
 TICK_SECONDS = 2.0
-"""Seconds between two looks when nothing happens; numbers are sent with each."""
+"""Seconds between two messages when nothing happens; numbers are sent with each."""
 GAP_SECONDS = 0.25
-"""The shortest time between two looks, however much happens."""
+"""The shortest time between two messages, however much happens."""
 STORE_SECONDS = 10.0
 """Seconds between reads of the store for boxes that other processes keep."""
 DRIFT_SECONDS = 1.5

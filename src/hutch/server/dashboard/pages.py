@@ -82,7 +82,7 @@ class DashboardDoor:
         await _answer(send, 200, b"" if scope["method"] == "HEAD" else body, listed)
 
     async def start(self) -> None:
-        """There is nothing to take up."""
+        """There is nothing to resume."""
 
     async def drain(self, seconds: float) -> None:
         """Nothing of it outlives a request."""

@@ -63,7 +63,7 @@ async def list_templates(call: Call) -> Reply:
 
 
 async def list_apps(call: Call) -> Reply:
-    """List the owner's apps, oldest first. Looking at them extends no clock."""
+    """List the owner's apps, oldest first. Listing them extends no clock."""
     found = [
         info
         for info in await call.keeper.views.boxes(call.own.readable)

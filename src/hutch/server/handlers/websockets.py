@@ -143,7 +143,7 @@ class Sockets:
             await self._fail(call, socket, error)
         except OSError:  # uvicorn's ClientDisconnected; there is nobody to answer.
             self._count(call, 101)
-        except Exception as error:  # The boundary of a connection: the defect is reported, and the server goes on.
+        except Exception as error:  # The boundary of a connection: the defect is reported, the server keeps running.
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, socket, HutchError("internal error"))
         finally:
@@ -202,7 +202,7 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQu
 
 
 async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -> None:
-    """Relay a job's input and output, one text frame for each line; the job goes on after a disconnect."""
+    """Relay a job's input and output, one text frame for each line; the job keeps running after a disconnect."""
     job = await job_of(call, box)
     await job.info()
     await socket.accept()
@@ -283,7 +283,8 @@ async def _write_input(job: JobHandle, socket: Socket) -> None:
 async def send_lines(
     job: JobHandle, socket: Socket, cursor: int, sent: Callable[[int], None] = lambda position: None
 ) -> None:
-    """Send each line of a job's output as one frame; `sent` hears up to which position whole lines were sent."""
+    """Send each line of a job's output as one frame; `sent` is called with the position up to which whole lines were
+    sent."""
     rest = bytearray()
     async for stream, data in job.follow(stdout=cursor):
         if stream != "stdout":

@@ -70,7 +70,7 @@ class Connection:
         self.key = ""
         """The id of the key that it has shown last."""
         self.busy: Callable[[], bool] = lambda: True
-        """Tells whether a request is being answered on it."""
+        """Returns whether a request is being answered on it."""
         self.unfinished = 0
         """Bytes of a WebSocket message that has not ended, as they are counted."""
         self._loop = loop

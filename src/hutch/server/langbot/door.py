@@ -120,7 +120,7 @@ class LangBotDoor:
                 code = error.code
                 self._record(error, request.action, actions.caller)
                 return refusal(request.seq_id, error)
-            except Exception as error:  # The boundary of an action: a defect is reported, and the channel goes on.
+            except Exception as error:  # The boundary of an action: a defect is reported, and the channel stays open.
                 code = "internal"
                 log("server").error("defect", operation=request.action[:100], error=error, trace=traceback.format_exc())
                 return refusal(request.seq_id, HutchError("internal error"))

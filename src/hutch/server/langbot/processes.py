@@ -89,7 +89,8 @@ class Processes:
         await socket.accept(subprotocol)
         async with self._attaching.lock(*key):
             self._attached.add(key)
-            # After a restart the answers to earlier clients are not repeated, because the next one begins anew.
+            # After a restart the answers to earlier clients are not repeated, because the next one begins from the
+            # start.
             start = self._positions.setdefault(key, info.stdout_total)
 
             def relayed(position: int) -> None:

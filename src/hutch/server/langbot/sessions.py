@@ -59,7 +59,7 @@ class Sessions:
     async def open(self, caller: Caller, context: Context, spec: BoxSpec, limits: Limits) -> Live:
         """Return the box of the session, which is created if need be, with the skills that the spec names.
 
-        A session whose box broke is made anew. Raises Conflict if the session lives with another spec.
+        A session whose box broke is made again. Raises Conflict if the session lives with another spec.
         """
         physical = context.physical(spec.session_id)
         async with self._opening.lock(caller.owner, physical):

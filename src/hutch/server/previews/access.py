@@ -1,7 +1,8 @@
 """Who may reach which port of a box: one table for every door that routes to ports.
 
-A grant opens one port of one box, or all of them, to whoever shows its token, or to everybody. A token is signed, so a
-wrong one costs no look into the table; the grant behind it can be revoked, ends at its time, and ends with its box.
+A grant opens one port of one box, or all of them, to a visitor who shows its token, or to everybody. A token is signed,
+so a wrong one needs no lookup in the table; the grant behind it can be revoked, ends at its time, and ends with its
+box.
 """
 
 import asyncio

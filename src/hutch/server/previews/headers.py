@@ -1,7 +1,7 @@
-"""What of a request goes into a box, and what of its answer comes out. The program in the box is not trusted.
+"""The headers that enter a box with a request, and those that leave it with the answer. Its program is not trusted.
 
-In go no credentials of the server: no key of Hutch, no token of the preview, no header by which the server is told
-something. Out come no headers that would act beyond the preview's own origin.
+A request takes in no credentials of the server: no key of Hutch, no token of the preview, no header by which the server
+is told something. Its answer brings out no headers that would act beyond the preview's own origin.
 """
 
 import re

@@ -36,7 +36,7 @@ class Previews:
         return PreviewHosts(self._keeper.config.server.previews or default, self._own_names)
 
     async def issue(self, live: Live, port: int, *, public: bool = False, ttl_sec: float = 0.0) -> Preview:
-        """Open a port to whoever has the address."""
+        """Open a port to everybody who has the address."""
         if not self._url:
             raise Conflict(
                 "this server is not reached by TCP, so no browser can open a preview",

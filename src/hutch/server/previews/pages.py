@@ -49,7 +49,7 @@ async def send_page(
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
-        # These pages are ours: nothing can run in them. Without `allow-scripts` they could not load themselves anew.
+        # These pages are ours: nothing can run in them. Without `allow-scripts` they could not reload themselves.
         (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox allow-scripts"),
         (b"hutch-error", code.encode()),
         *(headers or []),

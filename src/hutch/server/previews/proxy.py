@@ -1,7 +1,7 @@
 """The one HTTP proxy into a box: a request goes in on a connection to the port, its answer comes out as it arrives.
 
-The server's own parser has read the request, so what goes in is written anew: one request, with one length. The answer
-is read by the same parser (llhttp), strictly. Redirects are the visitor's business. Whoever calls this has decided that
+The server's own parser has read the request, so what goes in is written again: one request, with one length. The answer
+is read by the same parser (llhttp), strictly. Redirects are the visitor's business. The caller has decided that
 the visitor may reach the port.
 """
 
@@ -91,7 +91,7 @@ async def _exchange(
         upload = asyncio.ensure_future(_upload(stream, receive, chunked=chunked, has_body=has_body))
         reply = asyncio.ensure_future(answer.relay())
         await asyncio.wait({upload, reply}, return_when=asyncio.FIRST_COMPLETED)
-        # After the last byte of an answer the server tells of a disconnection too.
+        # After the last byte of an answer the server reports a disconnection too.
         if not reply.done() and upload.done() and isinstance(upload.exception(), ClientDisconnected):
             raise ClientDisconnected
         # The program may have answered although it did not read all of the request.

@@ -1,6 +1,6 @@
 """The one WebSocket proxy into a box: both ends have a connection of their own, and messages pass between them.
 
-Messages are bounded and written anew, so neither end can send the other anything but well-formed frames.
+Messages are bounded and written again, so neither end can send the other anything but well-formed frames.
 """
 
 import asyncio
@@ -171,7 +171,7 @@ class InnerSocket:
                 return None
 
     async def close(self, code: int, reason: str) -> None:
-        """Tell the program that the visitor has closed."""
+        """Notify the program that the visitor has closed."""
         try:
             if code in (_NO_STATUS, 1006):
                 self._protocol.send_close(_GONE)

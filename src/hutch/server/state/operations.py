@@ -1,6 +1,6 @@
 """Idempotent operations: a client names each one, and may retry it under that name after its connection broke.
 
-A name belongs to its caller. The work goes on for a while after the client disconnected, and its answer is kept for a
+A name belongs to its caller. The work continues for a while after the client disconnected, and its answer is kept for a
 while after it was sent. A retry under a name that is no longer operation starts nothing.
 """
 
@@ -63,7 +63,7 @@ class Operation:
 
 
 class Operations:
-    """The running operations, and the answers that were sent lately."""
+    """The running operations, and the answers that were sent recently."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

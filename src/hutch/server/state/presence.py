@@ -18,7 +18,7 @@ Client = tuple[str, str]
 
 
 class Presence:
-    """The clients that sent a heartbeat lately, and the boxes that they have open."""
+    """The clients that sent a heartbeat recently, and the boxes that they have open."""
 
     def __init__(self) -> None:
         self._clients: dict[str, dict[Client, tuple[Live, asyncio.TimerHandle]]] = {}

@@ -44,7 +44,7 @@ class Verdict(Facts, Advice):
 
 
 class CommandAnswer(Answer):
-    """Of a command that has ended: `exec`, and the tools of skills."""
+    """The answer of a command that has ended: `exec`, and the tools of skills."""
 
     box: str
     exit_code: int | None
@@ -72,7 +72,7 @@ class Raised(TypedDict):
 
 
 class CodeAnswer(Answer):
-    """Of code that has ended: `python`."""
+    """The answer of code that has ended: `python`."""
 
     box: str
     stdout: str

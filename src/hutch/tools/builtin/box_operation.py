@@ -172,7 +172,7 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
 
 
 async def _other(call: Call, named: str) -> BoxInfo:
-    """Find a named box. A box of another session needs the takeover permission, and a note tells its owner."""
+    """Find a named box. A box of another session needs the takeover permission, and a note informs its owner."""
     info, own = await find_reachable(call, named, Others.TAKEOVER)
     if not own:
         call.note(ownership_note(info))

@@ -60,7 +60,7 @@ async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
     async def run(box: Box) -> tuple[Box, Result]:
         longest = box.spec.limits.max_timeout_sec
         if given.timeout is not None and longest and given.timeout > longest:
-            # A model that is told only after the box's longest timeout has waited that long for nothing.
+            # A model that learns it only after the box's longest timeout has waited that long for nothing.
             raise Invalid(
                 f"no command may run {given.timeout:g} s here: the longest timeout is {longest:g} s", op="exec",
                 details={"max_timeout_sec": longest},

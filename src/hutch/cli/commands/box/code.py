@@ -91,7 +91,8 @@ def _report(result: CodeResult) -> int:
 
 
 async def _prompt(box: Box, arguments: argparse.Namespace) -> int:
-    """Read and run code until the end of the input. A block goes on until it is complete, as in Python's own prompt."""
+    """Read and run code until the end of the input. A block continues until it is complete, as in Python's own
+    prompt."""
     import asyncio
 
     while True:

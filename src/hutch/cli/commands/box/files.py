@@ -166,7 +166,7 @@ def size_of(path: str) -> int:
 
 
 class Export(CliCommand):
-    """Write a box to a file: workspace, home, changes of its system, spec and labels. The box goes on."""
+    """Write a box to a file: workspace, home, changes of its system, spec and labels. The box keeps running."""
 
     epilog = """\
 examples:

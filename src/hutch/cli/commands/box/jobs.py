@@ -208,7 +208,7 @@ async def _write(stream: str, data: bytes, *, only_stderr: bool) -> None:
 
 
 class Attach(CliCommand):
-    """Connect this terminal to a job: keys are its input, its output is shown. Ctrl-] leaves, and the job goes on."""
+    """Connect this terminal to a job: keys are its input, its output is shown. Ctrl-] leaves; the job keeps running."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         _add_job(parser)

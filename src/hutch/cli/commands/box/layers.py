@@ -23,7 +23,7 @@ class LayerCommand(CliCommand):
 
 
 class Checkpoint(LayerCommand):
-    """Freeze the files of a box as a state to go back to, and print its id. The box goes on.
+    """Freeze the files of a box as a state to go back to, and print its id. The box keeps running.
 
     Without running processes this takes milliseconds, however many files there are; else what changed is copied.
     """

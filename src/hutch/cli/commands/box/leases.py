@@ -32,7 +32,7 @@ class Lease(CliCommand):
 
 
 class Takeover(BoxCommand):
-    """Hold a box from now on, whoever held it; what the earlier holder still tries in it is refused."""
+    """Hold a box from now on, also one that another session holds; what that session still tries in it is refused."""
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:
@@ -43,7 +43,7 @@ class Takeover(BoxCommand):
 
 
 class Release(BoxCommand):
-    """Give up the lease of a box, so that another session may have it at once. The box goes on."""
+    """Give up the lease of a box, so that another session may have it at once. The box keeps running."""
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
         async with open_hutch(arguments) as hutch:

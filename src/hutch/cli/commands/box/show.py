@@ -30,7 +30,7 @@ SPARE = ("HOLDER", "CPUS", "MEMORY", "IMAGE", "NET")
 
 
 class List(CliCommand):
-    """Show the boxes there are. Looking does not use them: no clock starts anew."""
+    """Show the boxes there are. Listing does not use them: no clock is reset."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--watch", action="store_true", help="go on, and show every change (Ctrl-C ends it)")

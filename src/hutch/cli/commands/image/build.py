@@ -136,7 +136,7 @@ class _Builder:
             note(f"{self.step_text}{what}")
 
     def _reuse(self, step: Step | None) -> bool:
-        """Use the cached result of a step, if there is one; tell whether there was."""
+        """Use the cached result of a step, if there is one; return whether there was."""
         if step is None or self._arguments.no_cache:
             self._note("")
             return False

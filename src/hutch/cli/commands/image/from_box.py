@@ -16,7 +16,7 @@ from hutch.keeper.access.handles import BoxHandle
 class FromBox(CliCommand):
     """Make an OCI image of a box: the image it was made from, and one more layer with everything it has changed.
 
-    The box goes on. Mounts of the host and volumes are left out; /workspace is part of the image.
+    The box keeps running. Mounts of the host and volumes are left out; /workspace is part of the image.
     """
 
     epilog = """\

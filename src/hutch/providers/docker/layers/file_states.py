@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """All that counts for whoever uses it; times do not."""
+        """All that counts for a program that uses it; times do not."""
         header = self.header
         attributes = tuple(sorted((header.get("attributes") or {}).items()))
         return (

@@ -1,8 +1,8 @@
 """Replacing a box's container by a new one that has other files, because a live container cannot change its own.
 
-The new container is made beside the old one and filled; then the box goes on in it, the old one is removed, and the
-new one gets its name. Until the old one is gone it is the box for whoever looks for it: a keeper that dies on the way
-leaves the box as it was. The volumes of a persistent box are replaced together with its container.
+The new container is made beside the old one and filled; then the box continues in it, the old one is removed, and the
+new one gets its name. Until the old one is gone it is the box for every keeper that looks for it: a keeper that dies on
+the way leaves the box as it was. The volumes of a persistent box are replaced together with its container.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from hutch.providers.docker.instance import ContainerInstance, Reached
 from hutch.providers.docker.layers.box_files import BoxFiles, Spool
 
 Reach = Callable[[InstanceRecord, Order, ImageFacts, Json], Reached]
-"""Says how a new container is reached, given what the engine tells about it."""
+"""Says how a new container is reached, given what the engine reports about it."""
 
 
 class Replacement:

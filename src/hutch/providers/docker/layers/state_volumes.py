@@ -1,7 +1,7 @@
 """States of a container box's files, each in a volume of the engine, so that they are where the box is.
 
 A volume is filled and read through helper containers, which are never started. One that was not filled to its end,
-because its keeper died, is known to no record and goes with the next `drop`.
+because its keeper died, is known to no record and is removed by the next `drop`.
 """
 
 import asyncio

@@ -140,7 +140,7 @@ async def interrupt(call: Call) -> Reply:
 
 
 async def restart(call: Call) -> Reply:
-    """Start a kernel anew under its name, with empty state."""
+    """Start a kernel again under its name, with empty state."""
     async with using(call) as box:
         return Reply((await box.kernels.restart(call.params["kernel"])).to_json())
 

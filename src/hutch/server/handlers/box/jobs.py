@@ -197,7 +197,7 @@ async def resize(call: Call, body: ResizeBody) -> Reply:
 
 
 async def wait(call: Call, body: WaitBody) -> Reply:
-    """Wait for a job's result; `timeout` if it still runs then, and the job goes on."""
+    """Wait for a job's result; `timeout` if it still runs then, and the job keeps running."""
     async with looking(call) as guard:
         job = await job_of(call, guard)
         result = await call.service.unless_draining(job.wait(body.timeout_sec))
