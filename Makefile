@@ -36,7 +36,7 @@ test: setup ## check, every test as this user, then (as root) the brief run as a
 	@tools/count-cpu.sh $(MAKE) --no-print-directory all-tests
 
 all-tests: check
-	tools/test.sh $(ARGS)
+	$(PYTHON) tools/leftovers.py tools/test.sh $(ARGS)
 	tools/test-rootless.sh --brief
 
 setup-python: ## .venv only, without system packages

@@ -5,4 +5,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # They may take long by design, so no clock ends them.
 export HUTCH_PROVE=1 PYTHONHASHSEED=0
-exec .venv/bin/python -m pytest -p no:xdist -m proof --timeout=0 -o faulthandler_timeout=0 "$@"
+exec .venv/bin/python tools/leftovers.py .venv/bin/python -m pytest -p no:xdist -m proof --timeout=0 -o faulthandler_timeout=0 "$@"

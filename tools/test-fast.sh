@@ -12,7 +12,7 @@ fast=(
 export PYTHONHASHSEED=0
 # One process: each further worker would have to import everything once more.
 status=0
-.venv/bin/python -m pytest -q -r fE -p no:xdist -p no:schemathesis -p no:cacheprovider \
+.venv/bin/python tools/leftovers.py .venv/bin/python -m pytest -q -r fE -p no:xdist -p no:schemathesis -p no:cacheprovider \
   -m "not slow and not alone and not proof" "${fast[@]}" "$@" </dev/null || status=$?
 
 left=()

@@ -16,7 +16,7 @@ fi
 
 if ((EUID != 0)); then
   ((brief)) && { echo "rootless: the tests above ran as an ordinary user already"; exit 0; }
-  exec tools/test.sh "$@"
+  exec .venv/bin/python tools/leftovers.py tools/test.sh "$@"
 fi
 if ((brief && $# == 0)); then
   echo "rootless: no tests yet whose outcome depends on the user"
@@ -54,4 +54,4 @@ echo "rootless: as uid $uid in a copy of the tree"
 cd "$home/tree"
 "${private[@]}" setpriv --reuid="$uid" --regid="$uid" --clear-groups --inh-caps=-all \
   env -i CI="${CI-}" HOME="$home" TMPDIR="$home/tmp" PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 \
-  tools/test.sh "$@"
+  .venv/bin/python tools/leftovers.py tools/test.sh "$@"
