@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 export PATH := $(PATH):/usr/sbin:/sbin
 PYTHON := .venv/bin/python
+# With it, each of the thousands of processes that the tests start would compile the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
