@@ -1,13 +1,13 @@
 """Basic file operations: stat, list, read, digest, mkdir, move, remove, and copying trees in and out."""
 
 import errno
-import hashlib
 import json
 import os
 import stat as modes
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from hutch.guest.files.paths import (
     Location,
@@ -39,7 +39,32 @@ from hutch.guest.operations import (
 MAX_ENTRIES = 200_000
 """Largest directory that `list` answers; the names are sorted, so all of them are in memory at once."""
 
-hashlib.sha256()  # the first use loads a library, which must happen while it can still be found on disk
+# `hashlib` loads OpenSSL, which would take a twelfth of a spawner's start. The interpreter's own code gives the same
+# digests.
+sha256: Any
+try:
+    from _sha2 import sha256  # type: ignore[import-not-found, no-redef]  # since Python 3.12
+except ImportError:
+    try:
+        from _sha256 import sha256  # type: ignore[import-not-found, no-redef]
+    except ImportError:
+        sha256 = None
+
+
+def load_openssl() -> None:
+    """Use OpenSSL for digests from now on, which is five times as fast.
+
+    Its first use loads the library, which must happen while that can still be found on disk.
+    """
+    global sha256
+    import hashlib
+
+    hashlib.sha256()
+    sha256 = hashlib.sha256
+
+
+if sha256 is None:
+    load_openssl()
 
 
 def describe(path: str, info: os.stat_result, target: str | None = None) -> Reply:
@@ -209,7 +234,7 @@ def digest(request: Request, workdir: str) -> Steps:
     path = request_path(request)
     descriptor = open_regular(path, workdir)
     try:
-        total = hashlib.sha256()
+        total = sha256()
         while block := os.read(descriptor, BLOCK):
             total.update(block)
             yield None

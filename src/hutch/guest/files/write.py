@@ -1,12 +1,11 @@
 """Writing files so that a reader sees the old content or the new, never half of it: write, append, edit."""
 
-import hashlib
 import os
 import stat as modes
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 
-from hutch.guest.files.basic import describe
+from hutch.guest.files import basic
 from hutch.guest.files.entries import write_attributes
 from hutch.guest.files.paths import Location, locate_target, open_at, request_path, require_regular, temporary_name
 from hutch.guest.operations import (
@@ -124,7 +123,7 @@ class Write:
             self.abort()
             raise failure(error, "write", self._path) from None
         self._held.close()
-        return describe(self._path, info)
+        return basic.describe(self._path, info)
 
     def abort(self) -> None:
         self._draft.discard()
@@ -164,7 +163,7 @@ class Append:
         try:
             if self._sync:
                 os.fsync(self._descriptor)
-            return describe(self._path, os.fstat(self._descriptor))
+            return basic.describe(self._path, os.fstat(self._descriptor))
         except OSError as error:
             raise failure(error, "append to", self._path) from None
         finally:
@@ -236,7 +235,7 @@ class Edit:
         old, new = bytes(self._given[: self._old_size]), bytes(self._given[self._old_size :])
         if len(old) < self._old_size:
             raise Failure("invalid", "the old text is incomplete")
-        before, after = hashlib.sha256(), hashlib.sha256()
+        before, after = basic.sha256(), basic.sha256()
         found = 0
         carry = b""
         while True:

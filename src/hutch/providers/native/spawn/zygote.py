@@ -28,6 +28,7 @@ from socket import (
 from typing import NoReturn
 
 from hutch.guest import main as guest
+from hutch.guest.files.basic import load_openssl
 from hutch.linux import kernel
 from hutch.linux.identity import EffectiveUser
 from hutch.linux.kernel import CLONE_PARENT, clone
@@ -162,6 +163,7 @@ def _warm_up(settings: SpawnerSettings) -> str:
     settings.command_line.show("hutch-zygote")
     trouble = ""
     try:
+        load_openssl()
         if "warm-up" not in settings.without and not all(_warm_up_once() for _ in range(_WARM_UP_RUNS)):
             trouble = "a warm-up did not end"
         _close_leftovers()
