@@ -11,8 +11,8 @@ HEAVY = frozenset({
     # OpenSSL, and what leads to it.
     "_hashlib", "_ssl", "hashlib", "hmac", "random", "secrets", "ssl",
     # Archives, databases, code that is compiled at import, and what others bring along.
-    "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
-    "msgspec.inspect",
+    "bz2", "dataclasses", "difflib", "gettext", "ipaddress", "locale", "lzma", "platform", "shutil", "sqlite3",
+    "tarfile", "tempfile", "typing_extensions", "urllib.parse", "yaml", "msgspec.inspect",
 })  # fmt: skip
 OTHERS_NEED = frozenset({
     "hutch.api", "hutch.client", "hutch.guest.files.trees", "hutch.images.store",

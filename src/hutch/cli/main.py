@@ -81,10 +81,7 @@ def command(argv: list[str]) -> int:
     if name in ("run", "shell"):
         gc.disable()  # until the box runs (`run_in_new_box`): collections during the imports cost a tenth of the start
         _start_engine(rest)
-        _import_lightly(
-            "asyncio", without="ssl", later=("inspect", "linecache", "traceback", "locale", "asyncio.sslproto")
-        )
-        _import_lightly("msgspec", without="typing_extensions", later=("msgspec.inspect", "msgspec._json_schema"))
+        _import_libraries_lightly()
     elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and not _remote(argv):
         _start_engine(rest)
     if not name:
@@ -144,23 +141,50 @@ class _Later(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def _import_lightly(name: str, *, without: str, later: tuple[str, ...]) -> None:
-    """Import a module, but not all that it imports, which takes longer than itself.
+class _Untranslated(ModuleType):
+    """Stands for `gettext` in argparse, whose words then stay English, as ours are, without a search for catalogues."""
 
-    `without` is an optional dependency: the module is imported as if it were not installed. asyncio loads ssl, which
-    takes 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions, which takes 3 ms, and
-    uses nothing of it that the typing of our oldest Python does not have. `later` are modules of which it uses
-    functions only, for tracebacks, TLS and schemas, which take 9 ms: it gets them when it calls one.
+    gettext = staticmethod(lambda message: message)
+    ngettext = staticmethod(lambda one, many, number: one if number == 1 else many)
+
+
+class _SystemName(ModuleType):
+    """Stands for `platform` in uuid, which asks only this."""
+
+    system = staticmethod(lambda: os.uname().sysname)
+
+
+def _import_libraries_lightly() -> None:
+    """Import what `hutch run` needs of other people, but not all that they import, which takes longer than they do.
+
+    asyncio loads ssl (7 ms), and the native engine makes no TLS connection. msgspec loads typing_extensions (3 ms) and
+    uses nothing of it that the typing of our oldest Python does not have. Both load modules for tracebacks, TLS and
+    schemas (9 ms), and pathlib one for URLs (2 ms), of which they use functions only: they get them when they call one.
     Other modules import any of these as usual.
     """
+    _import_lightly("argparse", _Untranslated("gettext"))
+    _import_lightly("pathlib", _Later("urllib.parse"))
+    tracing = (_Later(name) for name in ("inspect", "linecache", "traceback", "locale", "asyncio.sslproto"))
+    _import_lightly("asyncio", *tracing, without="ssl")
+    _import_lightly("uuid", _SystemName("platform"))
+    schemas = (_Later(name) for name in ("msgspec.inspect", "msgspec._json_schema"))
+    _import_lightly("msgspec", *schemas, without="typing_extensions")
+
+
+def _import_lightly(name: str, *stand_ins: ModuleType, without: str = "") -> None:
+    """Import a module that finds stand-ins in place of modules, and `without` an optional one, as if not installed."""
     if name in sys.modules or without in sys.modules:
         return
-    stand_ins = {each: _Later(each) for each in later if each not in sys.modules}
-    sys.modules.update({without: None, **stand_ins})  # type: ignore[dict-item]
+    placed: dict[str, ModuleType | None] = {
+        each.__name__: each for each in stand_ins if each.__name__ not in sys.modules
+    }
+    if without:
+        placed[without] = None
+    sys.modules.update(placed)  # type: ignore[arg-type]
     try:
         import_module(name)
     finally:
-        for each in (without, *stand_ins):
+        for each in placed:
             del sys.modules[each]
 
 

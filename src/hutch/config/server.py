@@ -3,8 +3,6 @@
 The environment has the same as `HUTCH_SERVER_HOST`, `HUTCH_SERVER_PORT`, and so on.
 """
 
-from urllib.parse import urlsplit
-
 from hutch.errors import ConfigError
 from hutch.model.record import Record
 
@@ -111,6 +109,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
 
     def _fault_of_address(self) -> str:
         """Return why other servers could not send clients to the address that is advertised; "" if they can."""
+        from urllib.parse import urlsplit  # it takes longer to load than the rest of this module
+
         try:
             parts = urlsplit(self.advertise)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:

@@ -1,7 +1,6 @@
 """Checks of an MCP server's definition. Nothing here looks at the machine."""
 
 from fnmatch import fnmatchcase
-from urllib.parse import urlsplit
 
 from hutch.errors import Invalid
 from hutch.model.ids import is_name
@@ -78,6 +77,8 @@ def offers(server: McpServer, tool: str) -> bool:
 
 
 def _check_url(name: str, url: str) -> None:
+    from urllib.parse import urlsplit  # it takes longer to load than the rest of this module
+
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname)

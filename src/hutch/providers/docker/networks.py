@@ -22,7 +22,7 @@ from hutch.providers.docker import labels as naming
 from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.engine.http import EngineRefused
 from hutch.providers.native.network.addresses import parse, refused
-from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.availability import find_program
 
 PREFIX = 28
 _TRIES = 40

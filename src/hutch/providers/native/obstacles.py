@@ -4,7 +4,6 @@ Creation errors quote the first that applies, because the kernel itself answers 
 """
 
 import os
-import platform
 from collections.abc import Callable
 
 from hutch.linux import kernel
@@ -25,7 +24,7 @@ def architecture() -> Missing | None:
 
 
 def kernel_age() -> Missing | None:
-    release = platform.release()
+    release = os.uname().release
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     if numbers >= OLDEST:
         return None

@@ -19,8 +19,7 @@ from hutch.model.ids import digest
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
 from hutch.providers.native import obstacles
-from hutch.providers.native.network.availability import Availability, available
-from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.availability import Availability, available, find_program
 from hutch.providers.native.rootfs import root
 from hutch.providers.native.spawn.client import SpawnerClient
 from hutch.providers.native.watch import processes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.providers.native.network.topology import Topology
 
-from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.availability import find_program
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from tests.providers.native.network.tls_server import TlsServer
 from tests.providers.native.network.topology import OUTSIDE, Topology
 
 from hutch.linux import kernel
-from hutch.providers.native.network.availability import TUN
-from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.availability import TUN, find_program
 from hutch.providers.native.network.namespaces import unshare_mapped
 
 RESOLVER = "127.0.0.53"

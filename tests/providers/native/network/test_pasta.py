@@ -28,7 +28,7 @@ from tests.providers.native.network.topology import (
 from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import firewall, uplink_name
-from hutch.providers.native.network.availability import available
+from hutch.providers.native.network.availability import available, find_program
 from hutch.providers.native.network.helper import NetworkHelper
 from hutch.providers.native.network.namespaces import in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, leave_machine_network
@@ -39,7 +39,7 @@ SECOND = "198.51.100.7"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)"),
+    pytest.mark.skipif(find_program("pasta") is None, reason="needs pasta (package passt)"),
 ]
 
 

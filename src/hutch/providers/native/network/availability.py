@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hutch.providers.native.network import firewall
 from hutch.providers.native.network.nft_chains import closed_forward_chain
 
 ROUTED = "veth+nftables"
@@ -12,6 +11,7 @@ CARRIED = "pasta"
 
 _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 TUN = "/dev/net/tun"
+_SYSTEM_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_MKNOD = 12, 21, 27
 
 
@@ -26,7 +26,7 @@ class Availability(NamedTuple):
 
 def available() -> Availability:
     """How an uplink of this process would work. Call it before `leave_machine_network`."""
-    if firewall.find_program("nft") is None:
+    if find_program("nft") is None:
         return Availability(False, ROUTED, "nft is not installed", "install the package nftables")
     if not privileged():
         return _pasta_available(lambda: _opens(TUN))
@@ -39,6 +39,15 @@ def available() -> Availability:
     return Availability(
         False, ROUTED, f"{obstacle}, and {carried.reason}", f"sysctl -w net.ipv4.ip_forward=1, or {carried.remedy}"
     )
+
+
+def find_program(name: str) -> str | None:
+    """Find `name` on PATH or in a system directory, because an ordinary user's PATH often lacks the sbin ones."""
+    for directory in (*os.environ.get("PATH", "").split(":"), *_SYSTEM_DIRECTORIES):
+        path = f"{directory}/{name}"
+        if directory.startswith("/") and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def own_tun_possible() -> bool:
@@ -70,7 +79,7 @@ def _routing_obstacle() -> str:
 
 
 def _pasta_available(tun_opens: Callable[[], bool]) -> Availability:
-    if firewall.find_program("pasta") is None:
+    if find_program("pasta") is None:
         return Availability(False, CARRIED, "pasta is not installed", "install the package passt")
     if not os.path.exists(TUN):
         return Availability(False, CARRIED, f"{TUN} does not exist", "modprobe tun")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from hutch.linux import kernel
+from hutch.providers.native.network.availability import find_program
 from hutch.providers.native.network.namespaces import NetworkNamespace
 
 # Most connections that the kernel tracks for one box. The table of connections is the machine's own, and small: a box
@@ -21,20 +22,10 @@ MOST_FLOWS = 2048
 
 _CAP_NET_ADMIN = 12
 _AMBIENT_RAISE = 2
-_SYSTEM_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
 class FirewallError(Exception):
     """nft refused; the message quotes it."""
-
-
-def find_program(name: str) -> str | None:
-    """Find `name` on PATH or in a system directory, because an ordinary user's PATH often lacks the sbin ones."""
-    for directory in (*os.environ.get("PATH", "").split(":"), *_SYSTEM_DIRECTORIES):
-        path = f"{directory}/{name}"
-        if directory.startswith("/") and os.access(path, os.X_OK):
-            return path
-    return None
 
 
 def table(tag: str) -> str:

@@ -19,8 +19,9 @@ from typing import NamedTuple, NoReturn
 
 from hutch.linux import kernel, netlink
 from hutch.linux.netlink import Netlink
+from hutch.providers.native.network.availability import find_program
 from hutch.providers.native.network.dns import Forwarder, Resolvers
-from hutch.providers.native.network.firewall import FirewallError, MachineAddressFilter, carrier, find_program
+from hutch.providers.native.network.firewall import FirewallError, MachineAddressFilter, carrier
 from hutch.providers.native.network.namespaces import NetworkNamespace
 
 READY = b"ready"
