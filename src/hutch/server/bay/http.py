@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound
+from hutch.errors import FileTooLarge, HeldElsewhere, HutchError, Invalid, NotFound
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle
 from hutch.logs import current_operation, log
@@ -19,6 +19,7 @@ from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import UNIX, Authenticator
 from hutch.server.handlers.receipts import who_of
 from hutch.server.multipart import parts_of
+from hutch.server.peers import Peers, Recorded
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Reply, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
@@ -56,6 +57,7 @@ class HttpDoor:
     def __init__(self, service: Service, auth: Authenticator, routes: Sequence[Route]) -> None:
         self.service = service
         self._auth = auth
+        self._peers = Peers(service)
         self._routes = [(route, tuple(route.path.strip("/").split("/"))) for route in routes]
 
     def claims(self, scope: Scope) -> bool:
@@ -78,7 +80,8 @@ class HttpDoor:
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(self.service, ANONYMOUS, scope, receive, {})
+        received = Recorded(receive)
+        call = Call(self.service, ANONYMOUS, scope, received, {})
         call.op = self.name
         started = False
 
@@ -88,7 +91,10 @@ class HttpDoor:
             await send(message)
 
         try:
-            await self._serve(call, scope, starting)
+            try:
+                await self._serve(call, scope, starting)
+            except HeldElsewhere as elsewhere:
+                await self._peers.pass_on(elsewhere, scope, received, starting)
         except HutchError as error:
             reply = self._refused(call, error)
             if not started:  # A stream that failed is cut, so that nobody takes it for complete.

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from hmac import compare_digest
 
 from hutch import logs
-from hutch.errors import HutchError, Unauthenticated, Unsupported
+from hutch.errors import HeldElsewhere, HutchError, Unauthenticated, Unsupported
 from hutch.keeper.access.callers import called_by
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
@@ -29,6 +30,7 @@ from hutch.server.e2b.labels import SESSION, TEMPLATE
 from hutch.server.e2b.requests import ENVD_PORT, INTERPRETER_PORT, Request, is_control_path
 from hutch.server.e2b.sandboxes import Sandboxes
 from hutch.server.handlers.receipts import who_of
+from hutch.server.peers import Peers, Recorded
 from hutch.server.previews.hosts import PortName
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Scope, Send
 from hutch.server.service import Service
@@ -45,6 +47,7 @@ class E2BDoor:
     def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service = service
         self._auth = auth
+        self._peers = Peers(service)
         self._sandboxes = Sandboxes(service)
         self._methods = methods(Watchers())
 
@@ -82,12 +85,12 @@ class E2BDoor:
             started = True
             await send(message)
 
-        call = Call(self._service, ANONYMOUS, scope, receive, {})
+        received = Recorded(receive)
+        call = Call(self._service, ANONYMOUS, scope, received, {})
         call.op = f"e2b {scope['method']} {scope['path']}"[:200]
         try:
             try:
-                request = Request(call, scope, self._sandboxes)
-                answer = await self._serve(request, scope, receive, starting)
+                answer = await self._serve_or_pass_on(call, scope, received, starting)
             except HutchError as error:
                 answer = self._refused(call, error)
             if scope["type"] == "websocket" and not started:
@@ -97,6 +100,13 @@ class E2BDoor:
         finally:
             if call.account is not None:
                 call.account.close()
+
+    async def _serve_or_pass_on(self, call: Call, scope: Scope, received: Recorded, send: Send) -> Answer | None:
+        try:
+            return await self._serve(Request(call, scope, self._sandboxes), scope, received, send)
+        except HeldElsewhere as elsewhere:
+            await self._peers.pass_on(elsewhere, scope, received, send)
+            return None
 
     def _refused(self, call: Call, error: HutchError) -> Answer:
         status = status_of(error)
@@ -143,6 +153,7 @@ class E2BDoor:
             return await volumes.serve_content(request, send)
         if not request.sandbox:
             return await routes.serve(request)
+        await request.check_place()
         if request.port == INTERPRETER_PORT:
             return await interpreter.serve(request, send)
         if request.path == "/files":
@@ -238,11 +249,19 @@ class E2BDoor:
     async def _authenticate_by_id(self, request: Request) -> None:
         """Act with the rights of the sandbox's owner for whoever knows its id."""
         self._auth.count_anonymous(request.client)
-        live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
-        if live is None:
+        record = await self._record(request.sandbox)
+        if record is None:
             raise NotRunning(request.sandbox)
-        rights = self._service.rights_of(live.record.owner)
-        request.call.caller = ANONYMOUS.but(owner=live.record.owner, role=Role.USER, session=SESSION, rights=rights)
+        rights = self._service.rights_of(record.owner)
+        request.call.caller = ANONYMOUS.but(owner=record.owner, role=Role.USER, session=SESSION, rights=rights)
+
+    async def _record(self, sandbox: str) -> BoxRecord | None:
+        """Return the record of a sandbox, whoever keeps it; None if there is none."""
+        keeper = self._service.keeper
+        if not is_box_id(sandbox):
+            return None
+        live = keeper.held(BoxId(sandbox))
+        return live.record if live is not None else await keeper.store.get(BoxId(sandbox))
 
 
 async def _send_answer(send: Send, answer: Answer) -> None:

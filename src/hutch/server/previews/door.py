@@ -8,7 +8,7 @@ navigation, because a page of another preview may be of the same site.
 import asyncio
 from contextlib import suppress
 
-from hutch.errors import Gone, HutchError, NotFound, QuotaExceeded, Unauthenticated
+from hutch.errors import Gone, HeldElsewhere, HutchError, NotFound, QuotaExceeded, Unauthenticated
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.ports import BoxStream
 from hutch.keeper.boxes.live import Live
@@ -17,6 +17,7 @@ from hutch.policy.rights import UNBOUND
 from hutch.server.auth import Authenticator
 from hutch.server.error_status import status_of
 from hutch.server.http.connections import CONNECTION, Connection
+from hutch.server.peers import Peers, Recorded
 from hutch.server.previews.access import Grant
 from hutch.server.previews.headers import COOKIE, TOKEN_HEADER, Headers, Visit, own_cookies, path_form_headers
 from hutch.server.previews.hosts import PATH_PREFIX, PathName, PortName, parse_path
@@ -45,6 +46,7 @@ class PreviewDoor:
         self._service = service
         self._auth = auth
         self._previews = previews
+        self._peers = Peers(service)
         self._idle_connections = IdleConnections()
         self._active = 0
         self._idle = asyncio.Event()
@@ -65,8 +67,12 @@ class PreviewDoor:
 
         self._active += 1
         self._idle.clear()
+        received = Recorded(receive)
         try:
-            await self._serve(scope, receive, watched)
+            try:
+                await self._serve(scope, received, watched)
+            except HeldElsewhere as elsewhere:
+                await self._peers.pass_on(elsewhere, scope, received, watched)
         except NotProxied as error:
             if not started:
                 await send_page(scope, send, status=error.status, code="not_proxied", message=error.message)

@@ -1,7 +1,8 @@
 """The headers that enter a box with a request, and those that leave it with the answer. Its program is not trusted.
 
 A request takes in no credentials of the server: no key of Hutch, no token of the preview, no header by which the server
-is told something. Its answer brings out no headers that would act beyond the preview's own origin.
+is told something. Its answer brings out no headers that would act beyond the preview's own origin. Between two servers
+of one store everything passes (`Passage`).
 """
 
 import re
@@ -11,6 +12,8 @@ from urllib.parse import urlsplit
 
 Headers = list[tuple[bytes, bytes]]
 
+PASSED_ON = b"hutch-passed-on"
+"""Marks a request that another server has passed on. It is not passed on again, so no two send one in circles."""
 COOKIE = "hutch_preview"
 """Holds the token on the preview's origin after the first visit."""
 TOKEN_HEADER = b"hutch-preview"
@@ -68,63 +71,81 @@ class Visit:
     """The origin that the box sees instead of the visitor's own one; empty to pass it on."""
     private: bool = False
     """Whether answers are for this visitor alone, so that no cache on the way may keep them for others."""
+    answer_seconds: float = 300.0
+    """How long the head of the answer may take; a first build of a page may take minutes."""
+
+    def request_headers(self, received: Iterable[tuple[bytes, bytes]], *, websocket: bool = False) -> Headers:
+        """Return the headers of a request as the box gets them, beside those of its body."""
+        pairs = [(name.lower(), value) for name, value in received]
+        dropped = _HOP_BY_HOP | _OURS | self.drop | _named_by_connection(pairs)
+        if websocket:
+            dropped |= _WEBSOCKET
+        kept: Headers = [(b"host", self.host.encode("latin-1"))]
+        kept += [
+            (name, value)
+            for name, value in pairs
+            if name not in dropped and not name.startswith(b"hutch-") and not _SECRET.search(value)
+        ]
+        if self.prefix:
+            # The path form shares the server's host name, and so would its cookies and its address be shared.
+            kept = [(name, value) for name, value in kept if name not in (b"referer", b"origin")]
+            kept.append((b"x-forwarded-prefix", self.prefix.encode("latin-1")))
+        else:
+            cookies = _without_ours(b"; ".join(value for name, value in pairs if name == b"cookie"))
+            if cookies:
+                kept.append((b"cookie", cookies))
+            if self.origin:
+                own = f"{self.scheme}://{_host(pairs)}".encode("latin-1")
+                kept = [(n, self.origin.encode() if n == b"origin" and v.lower() == own else v) for n, v in kept]
+            kept.append((b"x-forwarded-host", _host(pairs).encode("latin-1")))
+        kept.append((b"x-forwarded-proto", self.scheme.encode()))
+        return kept
+
+    def response_headers(self, received: Iterable[tuple[bytes, bytes]]) -> Headers:
+        """Return the headers of a box's answer as the visitor gets them."""
+        pairs = [(name.lower(), value) for name, value in received]
+        dropped = _HOP_BY_HOP | _SITE_WIDE | _named_by_connection(pairs) | {b"date"}
+        if self.prefix:
+            dropped |= _ORIGIN_WIDE
+        kept: Headers = []
+        for name, value in pairs:
+            if name in dropped:
+                continue
+            if name == b"set-cookie":
+                value = _host_only(value)
+                if not value:
+                    continue
+            elif name == b"location":
+                value = _location(value, self)
+            kept.append((name, value))
+        if self.prefix:
+            kept += path_form_headers()
+        if self.private:
+            kept.append((b"cache-control", b"private"))  # Of two directives the stricter one holds (RFC 9111, 4.2.1).
+        return kept
 
 
-def request_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit, *, websocket: bool = False) -> Headers:
-    """Return the headers of a request as the box gets them, beside those of its body."""
-    pairs = [(name.lower(), value) for name, value in received]
-    dropped = _HOP_BY_HOP | _OURS | visit.drop | _named_by_connection(pairs)
-    if websocket:
-        dropped |= _WEBSOCKET
-    kept: Headers = [(b"host", visit.host.encode("latin-1"))]
-    kept += [
-        (name, value)
-        for name, value in pairs
-        if name not in dropped and not name.startswith(b"hutch-") and not _SECRET.search(value)
-    ]
-    if visit.prefix:
-        # The path form shares the server's host name, and so would its cookies and its address be shared.
-        kept = [(name, value) for name, value in kept if name not in (b"referer", b"origin")]
-        kept.append((b"x-forwarded-prefix", visit.prefix.encode("latin-1")))
-    else:
-        cookies = _without_ours(b"; ".join(value for name, value in pairs if name == b"cookie"))
-        if cookies:
-            kept.append((b"cookie", cookies))
-        if visit.origin:
-            own = f"{visit.scheme}://{_host(pairs)}".encode("latin-1")
-            kept = [(n, visit.origin.encode() if n == b"origin" and v.lower() == own else v) for n, v in kept]
-        kept.append((b"x-forwarded-host", _host(pairs).encode("latin-1")))
-    kept.append((b"x-forwarded-proto", visit.scheme.encode()))
-    return kept
+@dataclass(frozen=True)
+class Passage(Visit):
+    """A request that another server answers: both ways nothing changes but what concerns one connection."""
+
+    def request_headers(self, received: Iterable[tuple[bytes, bytes]], *, websocket: bool = False) -> Headers:
+        pairs = [(name.lower(), value) for name, value in received]
+        dropped = _HOP_BY_HOP | _named_by_connection(pairs) | {b"host", b"content-length", b"expect"}
+        if websocket:
+            dropped |= _WEBSOCKET
+        kept = [pair for pair in pairs if pair[0] not in dropped]
+        return [(b"host", self.host.encode("latin-1")), *kept, (PASSED_ON, b"1")]
+
+    def response_headers(self, received: Iterable[tuple[bytes, bytes]]) -> Headers:
+        pairs = [(name.lower(), value) for name, value in received]
+        dropped = _HOP_BY_HOP | _named_by_connection(pairs) | {b"date"}
+        return [pair for pair in pairs if pair[0] not in dropped]
 
 
 def as_written(name: bytes) -> bytes:
     """Return a header's name as people write it, for programs that compare names letter by letter."""
     return b"-".join(part.capitalize() for part in name.split(b"-"))
-
-
-def response_headers(received: Iterable[tuple[bytes, bytes]], visit: Visit) -> Headers:
-    """Return the headers of a box's answer as the visitor gets them."""
-    pairs = [(name.lower(), value) for name, value in received]
-    dropped = _HOP_BY_HOP | _SITE_WIDE | _named_by_connection(pairs) | {b"date"}
-    if visit.prefix:
-        dropped |= _ORIGIN_WIDE
-    kept: Headers = []
-    for name, value in pairs:
-        if name in dropped:
-            continue
-        if name == b"set-cookie":
-            value = _host_only(value)
-            if not value:
-                continue
-        elif name == b"location":
-            value = _location(value, visit)
-        kept.append((name, value))
-    if visit.prefix:
-        kept += path_form_headers()
-    if visit.private:
-        kept.append((b"cache-control", b"private"))  # Of two directives the stricter one holds (RFC 9111, 4.2.1).
-    return kept
 
 
 def path_form_headers() -> Headers:

@@ -7,33 +7,40 @@ the visitor may reach the port.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import httptools
 
 from hutch.errors import HutchError, PortClosed
-from hutch.keeper.access.ports import BoxStream
 from hutch.logs import log
-from hutch.server.previews.headers import Headers, Visit, as_written, is_valid, request_headers, response_headers
+from hutch.server.previews.headers import Headers, Visit, as_written, is_valid
 from hutch.server.request import ClientDisconnected, Receive, Scope, Send
 
-Connect = Callable[[], Awaitable[BoxStream]]
-"""Opens a connection to the port."""
+
+class Stream(Protocol):
+    """A connection to whoever answers. It raises PortClosed where the other end has closed it."""
+
+    async def receive(self) -> bytes: ...
+
+    async def send(self, data: bytes | memoryview) -> None: ...
+
+    def close_now(self) -> None: ...
 
 
-class Reuse(Protocol):
+S = TypeVar("S", bound=Stream)
+
+
+class Reuse(Protocol[S]):
     """Connections of the same visitor to the same port that wait for the next request."""
 
-    def take(self) -> BoxStream | None: ...
+    def take(self) -> S | None: ...
 
-    def give(self, stream: BoxStream) -> None: ...
+    def give(self, stream: S) -> None: ...
 
 
 MAX_HEAD_BYTES = 256 << 10
 MAX_INTERIM = 16
 """Most interim answers (1xx) before the final one."""
-HEAD_SECONDS = 300.0
-"""Seconds that a program has for the head of its answer; a first build of a page may take minutes."""
 _LENGTHS = (b"content-length", b"transfer-encoding")
 _METHOD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ-")
 _NOT_IN_TARGET = frozenset(range(0x21)) | {0x7F}
@@ -49,8 +56,9 @@ class NotProxied(Exception):
 
 
 async def proxy_http(
-    connect: Connect, visit: Visit, scope: Scope, receive: Receive, send: Send, reuse: Reuse | None = None
-) -> None:
+    connect: Callable[[], Awaitable[S]], visit: Visit, scope: Scope, receive: Receive, send: Send,
+    reuse: Reuse[S] | None = None,
+) -> None:  # fmt: skip
     """Pass one request to a box and its answer back. A GET without a body may use a connection again.
 
     Raises:
@@ -80,7 +88,7 @@ class UnusedConnection(PortClosed):
 
 
 async def _exchange(
-    stream: BoxStream, head: bytes, answer: "Answer", receive: Receive, reuse: Reuse | None, *, chunked: bool = False,
+    stream: S, head: bytes, answer: "Answer", receive: Receive, reuse: Reuse[S] | None, *, chunked: bool = False,
     has_body: bool = False,
 ) -> None:  # fmt: skip
     """Send a request and relay its answer; the connection is closed then, or waits for the next request."""
@@ -124,7 +132,7 @@ def _request_head(scope: Scope, visit: Visit, *, last: bool) -> tuple[bytes, boo
         raise NotProxied(405, f"{method[:20]} cannot be passed on to a preview")
     if not target.startswith(b"/") or set(target) & _NOT_IN_TARGET:
         raise NotProxied(400, "the address of the request cannot be passed on")
-    headers = request_headers(scope["headers"], visit)
+    headers = visit.request_headers(scope["headers"])
     length = _lengths(scope)
     chunked = _is_chunked(scope)
     if len(length) > 1 or (length and chunked) or (length and not length[0].isdigit()):
@@ -149,7 +157,7 @@ def _is_chunked(scope: Scope) -> bool:
     return bool(codings)
 
 
-async def _upload(stream: BoxStream, receive: Receive, *, chunked: bool, has_body: bool) -> None:
+async def _upload(stream: Stream, receive: Receive, *, chunked: bool, has_body: bool) -> None:
     """Send the body as it arrives, then wait until the visitor disconnects, which raises ClientDisconnected."""
     more = has_body
     while more:
@@ -170,7 +178,7 @@ async def _upload(stream: BoxStream, receive: Receive, *, chunked: bool, has_bod
 class Answer:
     """Reads the answer of a program, and passes it on in the pieces in which it arrives."""
 
-    def __init__(self, stream: BoxStream, visit: Visit, send: Send, *, is_head: bool = False) -> None:
+    def __init__(self, stream: Stream, visit: Visit, send: Send, *, is_head: bool = False) -> None:
         self._stream = stream
         self._visit = visit
         self._send = send
@@ -203,11 +211,12 @@ class Answer:
 
     async def relay(self) -> None:
         try:
-            async with asyncio.timeout(HEAD_SECONDS):
+            async with asyncio.timeout(self._visit.answer_seconds):
                 await self._read_head()
         except TimeoutError as error:
-            raise NotProxied(504, f"the program in the box did not answer within {HEAD_SECONDS:g} s") from error
-        headers = response_headers(self._headers, self._visit)
+            seconds = self._visit.answer_seconds
+            raise NotProxied(504, f"the program in the box did not answer within {seconds:g} s") from error
+        headers = self._visit.response_headers(self._headers)
         await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
         without_body = self._is_head or self._status in (204, 304)
         if self._left and not (self._complete or without_body):

@@ -4,6 +4,7 @@ Messages are bounded and written again, so neither end can send the other anythi
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from websockets.client import ClientProtocol
@@ -14,10 +15,9 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from hutch.errors import HutchError
-from hutch.keeper.access.ports import BoxStream
 from hutch.server.http.server import MAX_FRAME_BYTES
-from hutch.server.previews.headers import Visit, request_headers, response_headers
-from hutch.server.previews.proxy import Connect, NotProxied
+from hutch.server.previews.headers import Visit
+from hutch.server.previews.proxy import NotProxied, Stream
 from hutch.server.request import Receive, Scope, Send
 
 HANDSHAKE_SECONDS = 60.0
@@ -26,14 +26,17 @@ MAX_REFUSAL_BYTES = 1 << 20
 _NORMAL, _NO_STATUS, _GONE, _ERROR = 1000, 1005, 1001, 1011
 
 
-async def proxy_websocket(connect: Connect, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+async def proxy_websocket(
+    connect: Callable[[], Awaitable[Stream]], visit: Visit, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Connect a visitor's WebSocket with that of a program in a box, until either closes it.
 
     Raises:
         NotProxied: The program answered something that is no handshake.
         PortClosed: Nothing listens.
     """
-    async with await connect() as stream:
+    stream = await connect()
+    try:
         inner = InnerSocket(stream, scope, visit)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
@@ -46,6 +49,8 @@ async def proxy_websocket(connect: Connect, visit: Visit, scope: Scope, receive:
             return
         await send({"type": "websocket.accept", "subprotocol": inner.subprotocol, "headers": inner.headers})
         await _join(inner, receive, send)
+    finally:
+        stream.close_now()
 
 
 async def _join(inner: "InnerSocket", receive: Receive, send: Send) -> None:
@@ -84,7 +89,7 @@ async def _outward(inner: "InnerSocket", send: Send) -> None:
 async def _refuse(refusal: Response, visit: Visit, send: Send) -> None:
     """Answer as the program did, which wants no WebSocket here."""
     received = [(name.encode(), value.encode("latin-1", "replace")) for name, value in refusal.headers.raw_items()]
-    headers = [pair for pair in response_headers(received, visit) if pair[0] != b"content-length"]
+    headers = [pair for pair in visit.response_headers(received) if pair[0] != b"content-length"]
     status = refusal.status_code if 200 <= refusal.status_code <= 599 else 502
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": bytes(refusal.body or b"")})
@@ -93,7 +98,7 @@ async def _refuse(refusal: Response, visit: Visit, send: Send) -> None:
 class InnerSocket:
     """The WebSocket between the proxy and the program in the box."""
 
-    def __init__(self, stream: BoxStream, scope: Scope, visit: Visit) -> None:
+    def __init__(self, stream: Stream, scope: Scope, visit: Visit) -> None:
         self._stream = stream
         self._visit = visit
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -101,7 +106,7 @@ class InnerSocket:
         uri = WebSocketURI(False, "localhost", visit.port, path, scope["query_string"].decode("latin-1"))
         subprotocols = [Subprotocol(each) for each in scope["subprotocols"]] or None
         self._protocol = ClientProtocol(uri, subprotocols=subprotocols, max_size=MAX_FRAME_BYTES)
-        self._request_headers = request_headers(scope["headers"], visit, websocket=True)
+        self._request_headers = visit.request_headers(scope["headers"], websocket=True)
         self._events: list[Any] = []
         self._partial = bytearray()
         self._is_text = False
@@ -139,7 +144,7 @@ class InnerSocket:
         if isinstance(answer, Response) and failure is None:
             kept = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
             dropped = (b"sec-websocket-accept", b"sec-websocket-protocol", b"sec-websocket-extensions")
-            self.headers = [pair for pair in response_headers(kept, self._visit) if pair[0] not in dropped]
+            self.headers = [pair for pair in self._visit.response_headers(kept) if pair[0] not in dropped]
             return None
         if isinstance(failure, InvalidStatus):
             return failure.response

@@ -245,19 +245,19 @@ async def list_sandboxes(request: Request) -> Answer:
     """List the owner's sandboxes, newest first, by page. The token of the next page is the last id of this one."""
     query = request.query
     _check_query(query)
-    found = [record for record in _records(request) if _matches(record, query)]
+    found = [record for record in await _records(request) if _matches(record, query)]
     found.sort(key=lambda record: (record.created_at, record.id), reverse=query.get("order", "desc") != "asc")
     page, token = page_of(found, query)
     headers = (("x-next-token", token),) if token else ()
     return answer([_listed(record) for record in page], 200, *headers)
 
 
-def _records(request: Request) -> list[BoxRecord]:
-    owner = request.call.caller.owner
+async def _records(request: Request) -> list[BoxRecord]:
+    """Return the owner's sandboxes, whichever server keeps them."""
     return [
         record
-        for record in request.call.keeper.boxes()
-        if record.owner == owner and labels.TEMPLATE in record.spec.labels and not record.doomed
+        for record in await request.call.keeper.store.by_prefix(request.call.caller.owner, "")
+        if labels.TEMPLATE in record.spec.labels and not record.doomed
         and record.state in (State.RUNNING, State.PAUSED)
     ]  # fmt: skip
 
