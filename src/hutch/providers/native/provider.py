@@ -30,6 +30,7 @@ from hutch.providers.native.watch.watchdogs import Watchdogs
 if TYPE_CHECKING:
     from hutch.providers.handles import Entrance
     from hutch.providers.native.instance import NativeInstance
+    from hutch.providers.native.layers.client import SharedLayers
 
 _OUTCOME_TIMEOUT = 20.0
 _FAILURE_TIMEOUT = 2.0
@@ -138,14 +139,19 @@ class NativeProvider(Provider):
             data["store"] = os.path.join(self._stores, order.box_id)
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
-    async def create(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
+    async def create(
+        self, order: Order, planned: InstanceRecord, layers: "SharedLayers | None" = None
+    ) -> "NativeInstance":
+        """See the contract. A fork begins with `layers`."""
         orders.check_layers(order.spec, self._machine_facts().mapped_layers)
         store = planned.data.get("store")
         if isinstance(store, str):
             cleanup.make_store(store, order.keeper)
-        return await self._make(order, planned)
+        return await self._make(order, planned, layers)
 
-    async def _make(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
+    async def _make(
+        self, order: Order, planned: InstanceRecord, layers: "SharedLayers | None" = None
+    ) -> "NativeInstance":
         store = planned.data.get("store")
         found = self._machine_facts()
         orders.check_network(order.spec, found.networks, found.network_reason)
@@ -158,6 +164,9 @@ class NativeProvider(Provider):
             order, await self._image(order, planned), store if isinstance(store, str) else None,
             has_id_ranges=found.has_id_ranges, counts_processes=found.cgroups.pids,
         )  # fmt: skip
+        trees: list[int] = []
+        if layers is not None:
+            message["layers"], trees = layers.state, layers.trees
         pending: PendingRequest | None = None
         # The guest starts with a connection to its keeper, which saves a connect and a wait.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -166,7 +175,8 @@ class NativeProvider(Provider):
             with theirs:
                 options = wire.write_memfd(orders.guest_options(order))
                 try:
-                    pending = await self._spawners_of(order.keeper, network).create(message, [options, theirs.fileno()])
+                    descriptors = [options, theirs.fileno(), *trees]
+                    pending = await self._spawners_of(order.keeper, network).create(message, descriptors)
                 finally:
                     os.close(options)
             link = await Link.begin(ours)

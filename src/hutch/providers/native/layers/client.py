@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hutch.errors import BoxBroken, Conflict, EngineError, NotFound, Unsupported
 from hutch.guest.protocol import decode
@@ -21,6 +21,14 @@ _TIMEOUT = 600.0
 """Seconds for one operation; a box of many gigabytes may have to be copied."""
 _MAX_ANSWER = 64 << 20
 _KILL_ROUNDS = 3
+
+
+class SharedLayers(NamedTuple):
+    """The layers with which a fork begins."""
+
+    state: list[str]
+    trees: list[int]
+    """The mounts that hold them, which the owner closes."""
 
 
 class NativeLayers(Layers):
@@ -63,17 +71,17 @@ class NativeLayers(Layers):
     async def go_back(self, state: str, keep: tuple[str, ...], *, kill: bool = False) -> None:
         if kill:
             await self._end_processes()
-        self._check_idle(await self._request("rollback", state=_layers(state), keep=keep))
+        self._check_idle(await self._request("rollback", state=layers_of(state), keep=keep))
 
     async def compare(self, start: str, end: str, *, text: bool) -> tuple[tuple[Change, ...], bool]:
-        found = await self._long_answer("compare", start=_layers(start), end=_layers(end), text=text)
+        found = await self._long_answer("compare", start=layers_of(start), end=layers_of(end), text=text)
         return tuple(Change.from_plain(each) for each in found["changes"]), bool(found["truncated"])
 
     async def sizes(self, states: Sequence[str]) -> tuple[int, ...]:
         seen: set[str] = set()
         layers: list[list[str]] = []
         for state in states:
-            layers.append([each for each in _layers(state) if each not in seen] if state else [""])
+            layers.append([each for each in layers_of(state) if each not in seen] if state else [""])
             seen.update(layers[-1])
         return tuple((await self._long_answer("sizes", layers=layers))["sizes"])
 
@@ -88,8 +96,8 @@ class NativeLayers(Layers):
         count, trees = (0, []) if from_host else await theirs.share()
         try:
             found = await self._long_answer(
-                "merge", trees[:count], trees=count, stores=[store] if from_host else [], state=_layers(start),
-                fork=_layers(fork_end), fork_base=_layers(fork_start), keep=keep,
+                "merge", trees[:count], trees=count, stores=[store] if from_host else [], state=layers_of(start),
+                fork=layers_of(fork_end), fork_base=layers_of(fork_start), keep=keep,
             )  # fmt: skip
         finally:
             close(trees)
@@ -106,7 +114,7 @@ class NativeLayers(Layers):
 
         count, trees = await self.share()
         try:
-            await asyncio.to_thread(write_layer, trees[-count:], _layers(state), path)
+            await asyncio.to_thread(write_layer, trees[-count:], layers_of(state), path)
         except OSError as error:
             raise EngineError(f"the files of the box cannot be read: {error}", op="image.from_box") from error
         finally:
@@ -130,12 +138,6 @@ class NativeLayers(Layers):
         answer, self._shared = self._shared, None
         if answer is not None:
             close(answer.get("fds", []))
-
-    async def adopt(self, state: str, count: int, trees: Sequence[int]) -> str:
-        """Give this new box the state of another, and return the state's name here."""
-        answer = await self._request("adopt", list(trees), trees=count, plain=len(trees) - count, state=_layers(state))
-        self._check_idle(answer)
-        return _state(answer["state"])
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class NativeLayers(Layers):
                 op=action, remedy="stop it and use it again if it is persistent, or make a new box",
             )  # fmt: skip
         if "keep" in values:  # what counts is which layers there are, which many states have in common
-            values["keep"] = [":".join(dict.fromkeys(layer for state in values["keep"] for layer in _layers(state)))]
+            values["keep"] = [":".join(dict.fromkeys(layer for state in values["keep"] for layer in layers_of(state)))]
         message = {name: facts[name] for name in ("pid", "start", "boot", "directory", "namespaces")}
         async with asyncio.timeout(_TIMEOUT):
             answer = await self._ask({**message, "action": action, "values": values}, fds or [])
@@ -206,7 +208,7 @@ def _state(layers: list[str]) -> str:
     return ":".join(layers)
 
 
-def _layers(state: str) -> list[str]:
+def layers_of(state: str) -> list[str]:
     return state.split(":") if state else []
 
 

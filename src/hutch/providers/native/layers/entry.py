@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 from hutch.guest.protocol import REQUEST, encode, frame
 from hutch.linux import kernel, processes
 from hutch.providers.native.layers import changes, merge, trees
+from hutch.providers.native.layers.adoption import attach, map_ids, unmapped
 from hutch.providers.native.layers.guests import Answer, connect
-from hutch.providers.native.layers.view import State, View, foreign, read_file, umount, write_file
+from hutch.providers.native.layers.view import State, View, read_file, umount, write_file
 from hutch.providers.native.rootfs.root import upper_directory as upper
 from hutch.providers.native.spawn import wire
 from hutch.providers.native.spawn.prefault import PageRanges
@@ -191,42 +192,24 @@ class LayerEntry:
         stores = self.values("stores")
         if not self._given("trees") and not stores:
             return
-        userns = os.open(f"/proc/{self._request.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for store in stores:
-                tree = kernel.open_tree(kernel.AT_FDCWD, store, kernel.OPEN_TREE_CLONE)
-                self._opened.append(tree)
-            for tree in self.trees():
-                try:
-                    kernel.mount_setattr(
-                        tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_IDMAP, userns=userns
-                    )  # fmt: skip
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                    self._unmapped.append(tree)
-        finally:
-            os.close(userns)
+        self._opened = [kernel.open_tree(kernel.AT_FDCWD, store, kernel.OPEN_TREE_CLONE) for store in stores]
+        self._unmapped = map_ids(self.trees(), self._request.process.pid)
 
     def _check_unmapped(self) -> None:
-        """Refuse a mount whose ids could not be mapped, unless it is this box's own, which has the right ids already.
-
-        A file system of the box's own user namespace is refused with the same error as one that maps no ids at all,
-        such as a tmpfs before Linux 6.3.
-        """
+        """Refuse a mount whose ids could not be mapped, unless it is this box's own, which has the right ids."""
         own = os.stat(".").st_dev
         if any(os.fstat(tree).st_dev != own for tree in self._unmapped):
-            raise OSError(errno.ENOSYS, "this kernel maps no ids of a tmpfs (Linux 6.3 does)")
+            raise unmapped()
 
     def trees(self) -> list[int]:
         """The mounts that hold another box's layers: from that box itself, or its store, which only root opens."""
         return [*self._given("trees"), *self._opened]
 
     def _given(self, name: str) -> list[int]:
-        """The descriptors of the request that are `namespaces`, `trees` (mounts of another box), `plain` (the same
-        mounts once more) or `memory`, in this order."""
+        """The descriptors of the request that are `namespaces`, `trees` (mounts of another box) or `memory`, in this
+        order."""
         at = 0
-        for each in ("namespaces", "trees", "plain", "memory"):
+        for each in ("namespaces", "trees", "memory"):
             count = int(self._request.values.get(each, 0))
             if each == name:
                 return self._request.fds[at : at + count]
@@ -346,24 +329,6 @@ class LayerEntry:
         finally:
             os.close(limit)
 
-    def adopt(self, view: View) -> dict[str, Any]:
-        """Show a new box the state of another one, whose layers came as mounts."""
-        trees_given, plain = self._given("trees"), self._given("plain")
-        for number, tree in enumerate(trees_given):
-            os.mkdir(f"s{number}", 0o755)
-            os.mkdir(f"r{number}", 0o755)
-            if plain:
-                attach(plain[number], f"r{number}")
-                attach(tree, f"s{number}")
-            else:
-                attach(tree, f"r{number}")
-                kernel.mount(f"r{number}", f"s{number}", None, kernel.MS_BIND, None)
-        below = [foreign(layer, "s") for layer in self.values("state")]
-        self._check(view, below)
-        layer = self._switch(view, below)
-        self._keep(view, [layer, *below])
-        return {"state": below, "layer": layer}
-
     def merge(self, view: View) -> dict[str, Any]:
         """Bring the changes of a fork into this box, all or none."""
         return self._long_answer(merge.merge(self, view))
@@ -450,11 +415,6 @@ class LayerEntry:
             trees.remove(f"x{layer}.{part}" if part else f"x{layer}")
 
 
-def attach(tree: int, name: str) -> None:
-    kernel.mount_setattr(tree, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_RDONLY)
-    kernel.move_mount(tree, kernel.AT_FDCWD, name)
-
-
 _ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] = {
     "checkpoint": (LayerEntry.checkpoint, True),
     "copy": (LayerEntry.copy, False),
@@ -462,7 +422,6 @@ _ACTIONS: dict[str, tuple[Callable[[LayerEntry, View], dict[str, Any]], bool]] =
     "compare": (LayerEntry.compare, False),
     "sizes": (LayerEntry.sizes, False),
     "share": (LayerEntry.share, False),
-    "adopt": (LayerEntry.adopt, False),
     "merge": (LayerEntry.merge, True),
     "prune": (LayerEntry.prune, False),
 }

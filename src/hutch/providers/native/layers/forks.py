@@ -15,7 +15,8 @@ from hutch.model.spec import Order
 from hutch.providers.base import Instance, InstanceRecord
 from hutch.providers.native import cleanup
 from hutch.providers.native.layers import trees
-from hutch.providers.native.layers.client import NativeLayers, close
+from hutch.providers.native.layers.adoption import adopted
+from hutch.providers.native.layers.client import NativeLayers, SharedLayers, close, layers_of
 from hutch.providers.native.rootfs.root import upper_directory
 
 if TYPE_CHECKING:
@@ -26,36 +27,17 @@ if TYPE_CHECKING:
 async def fork(
     provider: "NativeProvider", order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
 ) -> "tuple[NativeInstance, str]":
-    """Make the box while the layers of the other are being frozen and shared, and have it adopt them."""
+    """Make the box with the layers of the other, which are being frozen."""
+    frozen = await state
     store = planned.data.get("store")
     if isinstance(store, str):
-        frozen = await state
         return await _fork_store(provider, order, planned, str(source.record.data["store"]), store, frozen), frozen
-    sharing = asyncio.ensure_future(_share(cast(NativeLayers, source.layers), state))
+    layers = layers_of(frozen)
+    _, shared = await cast(NativeLayers, source.layers).share()
     try:
-        made = await provider.create(order, planned)
-    except BaseException:
-        sharing.add_done_callback(_drop)
-        raise
-    try:
-        frozen, count, shared = await sharing
-        try:
-            return made, await made.layers.adopt(frozen, count, shared)
-        finally:
-            close(shared)
-    except BaseException:
-        await made.close()
-        await asyncio.shield(provider.destroy(made.record))
-        raise
-
-
-async def _share(layers: NativeLayers, state: Awaitable[str]) -> tuple[str, int, list[int]]:
-    return await state, *await layers.share()
-
-
-def _drop(sharing: "asyncio.Future[tuple[str, int, list[int]]]") -> None:
-    if not sharing.cancelled() and sharing.exception() is None:
-        close(sharing.result()[2])
+        return await provider.create(order, planned, SharedLayers(layers, shared)), ":".join(adopted(layers))
+    finally:
+        close(shared)
 
 
 async def _fork_store(

@@ -28,6 +28,7 @@ from hutch.linux.kernel import (
 )
 from hutch.linux.landlock import Domain
 from hutch.linux.seccomp import Filter
+from hutch.providers.native.layers.adoption import adopt
 from hutch.providers.native.network.namespaces import OPEN_SOCKET, loopback_up_call
 from hutch.providers.native.rootfs.build import RootBuilder
 from hutch.providers.native.rootfs.machine_view import machine_view
@@ -204,6 +205,20 @@ class ChildPrograms:
         writer.part("write resolv.conf")
         writer.write_new("resolv.conf", resolv_conf)
         writer.bind("resolv.conf", "m/etc/resolv.conf")
+        return writer.to_bytes()
+
+    def adopt(self, state: tuple[str, ...], host_mounts: tuple[HostMount, ...], sources: int) -> bytes:
+        """Show the box a state of the box that it is forked from, after `begin`.
+
+        The mounts that hold its layers come with the program.
+        """
+        writer = self._begun_writer(host_mounts)
+        trees = writer.reserve_fds(sources)
+        plain = writer.reserve_fds(sources if self._settings.has_id_ranges else 0)
+        writer.part("adopt the layers")
+        writer.invoke(adopt, state, tuple(trees), tuple(plain))
+        for tree in (*trees, *plain):
+            writer.close(tree)
         return writer.to_bytes()
 
     def finish(self, template: BoxTemplate, parameters: BoxParameters, hostname: str) -> bytes:

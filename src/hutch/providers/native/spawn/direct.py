@@ -69,6 +69,6 @@ def _parsed(name: str, arguments: list[Any]) -> list[Any]:
         arguments[0] = BoxTemplate.parse(list(arguments[0]))
     if name == "finish":
         arguments[1] = BoxParameters.parse(list(arguments[1]))
-    elif name in ("begin", "name_servers"):
+    elif name in ("begin", "name_servers", "adopt"):
         arguments[1] = tuple(HostMount(*each) for each in arguments[1])
     return arguments

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from hutch.providers.native.layers.entry import LayerRequest
 
 WAITING = 2
-"""Workers that wait: a fork of a box needs two, one after the other."""
-PRESTART_DELAY = 0.002
-"""Seconds without an event before one is forked, so that requests come first."""
+"""Workers that wait."""
+FIRST_PRESTART_DELAY = 0.002
+"""Seconds without an event before one is forked where none waits, so that requests come first."""
+NEXT_PRESTART_DELAY = 0.02
+"""The same while one waits. It is longer, so that the work that follows has the processors to itself."""
 TIMEOUT = 30.0
 """Seconds without work on layers after which the waiting workers end."""
 _WARM_UP_RUNS = 26
@@ -43,7 +45,7 @@ class LayerWorkers:
         if not self._last_used:
             return -1
         if len(self._waiting) < WAITING:
-            return PRESTART_DELAY
+            return NEXT_PRESTART_DELAY if self._waiting else FIRST_PRESTART_DELAY
         return max(0.0, self._last_used + TIMEOUT - time.monotonic())
 
     def idle(self) -> bool:

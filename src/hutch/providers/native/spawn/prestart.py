@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hutch.linux import identity, kernel, processes
 from hutch.linux.cgroups import Group, GroupLimits, Tree
+from hutch.providers.native.layers.adoption import map_ids, unmapped
 from hutch.providers.native.rootfs import root
 from hutch.providers.native.spawn import wire
 from hutch.providers.native.spawn.child_steps import BoxParameters, ChildPrograms, OrderDescriptors, SpawnerSettings
@@ -51,6 +52,10 @@ class Order(NamedTuple):
     group_limits: GroupLimits
     descriptors: OrderDescriptors
     """Descriptors for the child only; the spawner never reads them."""
+    layers: tuple[str, ...] = ()
+    """The state that a fork begins with; empty for other boxes."""
+    trees: tuple[int, ...] = ()
+    """The mounts that hold its layers; as root all of them twice (`layers.adoption`)."""
 
 
 class Child:
@@ -287,6 +292,8 @@ class Children:
 
     def _send_order(self, child: Child, order: Order) -> None:
         """Send the order to a child that has performed `begin` or is about to."""
+        if order.layers:
+            self._send_layers(child, order)
         host_mounts = self._host_mounts(child, order.parameters)
         try:
             _send_program(
@@ -297,6 +304,14 @@ class Children:
         finally:
             for fd in host_mounts:
                 os.close(fd)
+
+    def _send_layers(self, child: Child, order: Order) -> None:
+        """Have the child adopt the layers that a fork begins with. Only root may map their ids, from out here."""
+        sources = len(order.trees) // (2 if self.has_id_ranges else 1)
+        if self.has_id_ranges and map_ids(order.trees[:sources], child.process.pid):
+            raise unmapped()
+        early = order.parameters.host_mounts if not self.has_id_ranges else ()
+        _send_program(child, self._programs.adopt(order.layers, early, sources), order.trees)
 
     def end(self, child: Child) -> None:
         """Kill the child and remove everything that was made for it."""

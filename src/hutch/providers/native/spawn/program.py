@@ -30,6 +30,7 @@ from hutch.linux.kernel import (
     mount_attributes,
     raw_syscall,
 )
+from hutch.providers.native.layers.adoption import adopt
 from hutch.providers.native.rootfs.root import (
     attach_host_mount,
     check_no_link,
@@ -59,7 +60,7 @@ def take_prepared_guest() -> Guest:
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_host_mount, attach_host_mount,
-    prefault_pages, prepare_guest,
+    prefault_pages, prepare_guest, adopt,
 )  # fmt: skip
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6

@@ -141,7 +141,7 @@ class Spawner:
         message, fds = received
         try:
             if message["op"] == "create":
-                self._create(message, OrderDescriptors(*fds))
+                self._create(message, fds)
             elif message["op"] == "enter":
                 self._enter(message, fds[0])
             elif message["op"] == "show":
@@ -159,8 +159,8 @@ class Spawner:
         self._report_trouble()
         return True
 
-    def _create(self, message: wire.Message, descriptors: OrderDescriptors) -> None:
-        order = _parse_order(message, descriptors)
+    def _create(self, message: wire.Message, fds: list[int]) -> None:
+        order = _parse_order(message, fds)
         child = self._prestarted_for(order)
         if child is None:
             child = self._children.begin(order)
@@ -310,8 +310,9 @@ def _became_guest(child: Child) -> bool:
     return received is not None and bool(received[0].get("ready"))
 
 
-def _parse_order(message: wire.Message, descriptors: OrderDescriptors) -> Order:
+def _parse_order(message: wire.Message, fds: list[int]) -> Order:
     template = message["template"]
+    own = len(OrderDescriptors._fields)
     return Order(
         number=message["n"],
         box_id=message["id"],
@@ -320,7 +321,9 @@ def _parse_order(message: wire.Message, descriptors: OrderDescriptors) -> Order:
         template=root.BoxTemplate.parse([template[name] for name in root.BoxTemplate._fields]),
         parameters=BoxParameters.parse([message["parameters"][name] for name in BoxParameters._fields]),
         group_limits=GroupLimits(**message["group_limits"]),
-        descriptors=descriptors,
+        descriptors=OrderDescriptors(*fds[:own]),
+        layers=tuple(message.get("layers", ())),
+        trees=tuple(fds[own:]),
     )
 
 
