@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard wheel screenshots setup-python setup-bench pin demo test all-tests test-fast test-rootless check bench prove
+.PHONY: help setup dashboard wheel screenshots setup-python setup-bench pin demo test all-tests test-fast test-rootless check bench prove prove-rootless
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -58,3 +58,6 @@ bench: setup setup-bench ## measure, e.g. make bench ARGS="--help"
 
 prove: setup ## the tests marked proof, with full counts
 	tools/prove.sh $(ARGS)
+
+prove-rootless: setup ## the same as an ordinary user
+	tools/test-rootless.sh --prove $(ARGS)

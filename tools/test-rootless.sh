@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run the tests as an ordinary user. Root first drops to uid HUTCH_TEST_UID (65534 unless set) in a copy of the tree.
 #
-# --brief keeps to the tests whose outcome depends on who runs them. Other arguments go to tools/test.sh.
+# --brief keeps to the tests whose outcome depends on who runs them; --prove runs the proofs (tools/prove.sh) and brings
+# their records back. Other arguments go to tools/test.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,9 +15,15 @@ if [[ ${1-} == --brief ]]; then
   done
 fi
 
+run=tools/test.sh
+if [[ ${1-} == --prove ]]; then
+  run=tools/prove.sh
+  shift
+fi
+
 if ((EUID != 0)); then
   ((brief)) && { echo "rootless: the tests above ran as an ordinary user already"; exit 0; }
-  exec .venv/bin/python tools/leftovers.py tools/test.sh "$@"
+  exec .venv/bin/python tools/leftovers.py "$run" "$@"
 fi
 if ((brief && $# == 0)); then
   echo "rootless: no tests yet whose outcome depends on the user"
@@ -50,8 +57,18 @@ else echo "rootless: no tun device of our own: tests of boxes with a network wil
 private=()
 [[ -e /dev/net/tun ]] && private=(unshare --mount --propagation private sh -c "$open_tun" sh)
 
+commit=
+if [[ $run == tools/prove.sh ]]; then
+  commit=$(git rev-parse HEAD)
+  [[ -z $(git status --porcelain -- . ':!proof') ]] || commit="$commit with changes"
+fi
+touch "$home/started"
+code=0
+
 echo "rootless: as uid $uid in a copy of the tree"
 cd "$home/tree"
 "${private[@]}" setpriv --reuid="$uid" --regid="$uid" --clear-groups --inh-caps=-all \
   env -i CI="${CI-}" HOME="$home" TMPDIR="$home/tmp" PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 \
-  .venv/bin/python tools/leftovers.py tools/test.sh "$@"
+  HUTCH_PROOF_COMMIT="$commit" .venv/bin/python tools/leftovers.py "$run" "$@" || code=$?
+[[ $run != tools/prove.sh ]] || find proof -type f -name '*-rootless.json' -newer "$home/started" -exec cp {} "$clone/proof/" \;
+exit "$code"
