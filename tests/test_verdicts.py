@@ -7,7 +7,16 @@ import pytest
 
 from hutch.model.limits import Limits
 from hutch.model.results import Cause
-from hutch.providers.guest_client.verdicts import MB, Counters, End, Room, Space, cannot_start, complains, decide
+from hutch.providers.guest_client.verdicts import (
+    MB,
+    Counters,
+    End,
+    Room,
+    Space,
+    cannot_start,
+    decide,
+    shows_refused_fork,
+)
 
 LIMITS = Limits(cpus=1, memory_mb=512, pids=64, disk_mb=256, open_files=1024, timeout_sec=60, max_timeout_sec=600)
 CALM = Counters(oom_kills=3, pids_hits=5, memory_peak_bytes=100 * MB)
@@ -82,7 +91,8 @@ def test_the_cause(
 def test_who_was_refused_a_process_where_nobody_counts(output: str, room: Room, cause: Cause) -> None:
     """Both must speak for it, what the program says and how many it started; and then it is a guess (P4)."""
     verdict = decide(
-        ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room, fork_refused=complains(output.encode())
+        ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room,
+        fork_refused=shows_refused_fork(output.encode()),
     )  # fmt: skip
     assert verdict.cause is cause
     assert verdict.certain == (cause is Cause.EXIT)

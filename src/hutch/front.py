@@ -42,9 +42,9 @@ class Hutch:
     server's client, and the server's configuration counts. `Hutch("http://host:7300", key=…)`, `Hutch("https://…",
     key=…, ca=…)` and `Hutch("unix:/path")` are clients, with the same methods.
 
-    `session` names the holder of the leases; `told` is called when a server is lost and when it is back; `keeper` is a
-    keeper that the application has made itself. All other keyword arguments are fields of the configuration
-    (`state_dir=`, `provider=`, `enabled=`, ...); they win over `hutch.toml` and `HUTCH_*`.
+    `session` names the holder of the leases; `on_connection_change` is called when a server is lost and when it is
+    back; `keeper` is a keeper that the application has made itself. All other keyword arguments are fields of the
+    configuration (`state_dir=`, `provider=`, `enabled=`, ...); they win over `hutch.toml` and `HUTCH_*`.
     """
 
     config: Config
@@ -52,21 +52,21 @@ class Hutch:
 
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-        told: "ConnectionListener | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
+        on_connection_change: "ConnectionListener | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
         self._mcp_servers: LocalMcpServers | None = None
         self._root = self
         """The object that was opened: views for other sessions share its MCP servers and close nothing."""
         self.config = Config.load(**configuration) if keeper is None else keeper.config
         if keeper is None:
-            self._inner = _choose(self.config, url, key, ca, session, rhythm, told)
+            self._inner = _choose(self.config, url, key, ca, session, rhythm, on_connection_change)
         else:
             self._inner = _embedded(keeper, session)
 
     @classmethod
     def launch(
         cls, state_dir: str | os.PathLike[str] | None = None, *, session: str = "", rhythm: "Rhythm | None" = None,
-        told: "ConnectionListener | None" = None, **configuration: Any,
+        on_connection_change: "ConnectionListener | None" = None, **configuration: Any,
     ) -> Self:  # fmt: skip
         """Make a client of a private server, which is a child of this process on a Unix socket.
 
@@ -74,17 +74,19 @@ class Hutch:
         it dies. If it cannot be started nothing is raised: `status()` says why. Without `state_dir` its boxes and
         records end with it.
         """
-        from hutch.client.disabled import OffHutch
+        from hutch.client.disabled import DisabledHutch
         from hutch.client.launch import LaunchedHutch
 
         hutch = cls.__new__(cls)
         hutch._mcp_servers, hutch._root = None, hutch
         config = hutch.config = Config.load(**configuration)
         if not config.enabled:
-            hutch._inner = OffHutch(config.origin("enabled"))
+            hutch._inner = DisabledHutch(config.origin("enabled"))
         else:
             home = Path(state_dir) if state_dir is not None else None
-            hutch._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, on_change=told)
+            hutch._inner = LaunchedHutch(
+                home, configuration, session=session, rhythm=rhythm, on_change=on_connection_change
+            )
         return hutch
 
     async def __aenter__(self) -> Self:
@@ -236,13 +238,15 @@ def _choose(
     ca: str,
     session: str,
     rhythm: "Rhythm | None",
-    told: "ConnectionListener | None",
+    on_connection_change: "ConnectionListener | None",
 ) -> Any:
     if not config.enabled:
-        from hutch.client.disabled import OffHutch
+        from hutch.client.disabled import DisabledHutch
 
-        return OffHutch(config.origin("enabled"))
-    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told)
+        return DisabledHutch(config.origin("enabled"))
+    client = client_of_server(
+        config, url, key=key, ca=ca, session=session, rhythm=rhythm, on_change=on_connection_change
+    )
     if client is not None:
         return client
     if key or ca:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch, api
-from hutch.client.disabled import OffHutch
+from hutch.client.disabled import DisabledHutch
 from hutch.client.remote import RemoteHutch
 from hutch.client.requests import _error
 from hutch.config import announcement
@@ -27,7 +27,7 @@ def form(hutch: Hutch) -> type:
     return type(hutch._inner)
 
 
-@pytest.mark.parametrize("wrapper", [Hutch, RemoteHutch, OffHutch, EmbeddedHutch])
+@pytest.mark.parametrize("wrapper", [Hutch, RemoteHutch, DisabledHutch, EmbeddedHutch])
 def test_every_public_method_is_there(wrapper: type) -> None:
     """No form lacks a method of the protocol, so `hutch.api` is the whole truth."""
     wanted = {name for name, _ in inspect.getmembers(api.Hutch) if not name.startswith("_")} - {"session"}

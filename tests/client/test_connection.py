@@ -23,17 +23,17 @@ class News:
     """Collects what a client reports about its connection."""
 
     def __init__(self) -> None:
-        self.told: list[bool] = []
+        self.states: list[bool] = []
         self._came = asyncio.Event()
 
     def __call__(self, there: bool, why: str) -> None:
         assert there or why, "a loss has its reason"
-        self.told.append(there)
+        self.states.append(there)
         self._came.set()
 
     async def until(self, *wanted: bool) -> None:
         async with asyncio.timeout(PATIENCE):
-            while tuple(self.told[-len(wanted) :]) != wanted:
+            while tuple(self.states[-len(wanted) :]) != wanted:
                 self._came.clear()
                 await self._came.wait()
 
@@ -64,12 +64,12 @@ async def test_a_killed_server_is_found_again() -> None:
     that raises does not end its one loop (lesson 12)."""
     news = News()
 
-    def told(there: bool, why: str) -> None:
+    def broken_listener(there: bool, why: str) -> None:
         news(there, why)
         raise RuntimeError("the callback is broken")
 
     with serving() as server:
-        async with Hutch(unix(server), rhythm=QUICK, told=told) as hutch:
+        async with Hutch(unix(server), rhythm=QUICK, on_connection_change=broken_listener) as hutch:
             box = await hutch.create()
             await box.files.write("f", "before")
             job = await box.start("i=0; while read line; do i=$((i+1)); echo $i $line; done")
@@ -88,7 +88,7 @@ async def test_a_killed_server_is_found_again() -> None:
             assert await box.files.read("f") == b"before"
             assert (await box.exec("echo well")).ok
             await box.destroy()
-        assert news.told.count(True) == news.told.count(False)
+        assert news.states.count(True) == news.states.count(False)
         assert lifelines() == 0
 
 
@@ -96,7 +96,7 @@ async def test_a_clean_close_is_a_disconnect() -> None:
     """A server that ends in good order is gone all the same, and is found again; waits go on at the next one (B24)."""
     news = News()
     with serving() as server:
-        async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
+        async with Hutch(unix(server), rhythm=QUICK, on_connection_change=news) as hutch:
             box = await hutch.create()
             job = await box.start("read line; exit 7")
             waiting = asyncio.create_task(job.wait())
@@ -113,7 +113,7 @@ async def test_a_silent_server_is_noticed(server: Server) -> None:
     """A connection that is open and dead: no answer within the bound counts as a loss (B24)."""
     news = News()
     rhythm = Rhythm(interval_sec=0.1, answer_timeout_sec=0.5, retry_sec=0.05, max_retry_sec=0.2, first_delay_sec=0.0)
-    async with Hutch(unix(server), rhythm=rhythm, told=news) as hutch:
+    async with Hutch(unix(server), rhythm=rhythm, on_connection_change=news) as hutch:
         async with hutch.box() as box:
             os.kill(server.pid, signal.SIGSTOP)
             try:
@@ -130,7 +130,7 @@ async def test_a_dead_backend_is_no_lost_connection() -> None:
     """Behind a healthy connection the engine is unusable: unavailable, with its reason, and no reconnect (B24, B25)."""
     news = News()
     with serving(HUTCH_PROVIDER="none-such") as server:
-        async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
+        async with Hutch(unix(server), rhythm=QUICK, on_connection_change=news) as hutch:
             for _ in range(3):
                 status = await hutch.status()
                 assert (status.state, status.available) == (Condition.UNAVAILABLE, False)
@@ -139,7 +139,7 @@ async def test_a_dead_backend_is_no_lost_connection() -> None:
                     await hutch.create()
                 assert not isinstance(failed.value, Unavailable) or "none-such" in str(failed.value)
             assert await hutch.boxes() == ()
-            assert news.told == []
+            assert news.states == []
 
 
 async def test_status_never_fails(server: Server, wire: Path) -> None:
@@ -179,7 +179,7 @@ async def test_a_server_that_never_was(wire: Path) -> None:
 async def test_a_server_that_comes_later(server: Server, wire: Path) -> None:
     """It never gives up: a server that appears long after is found without being asked."""
     news = News()
-    async with Hutch(f"unix:{wire}", rhythm=QUICK, told=news) as hutch:
+    async with Hutch(f"unix:{wire}", rhythm=QUICK, on_connection_change=news) as hutch:
         with pytest.raises(Unavailable):
             await hutch.create()
         await news.until(False)
@@ -192,11 +192,11 @@ async def test_a_server_that_comes_later(server: Server, wire: Path) -> None:
 async def test_a_wrong_key_is_told(server: Server) -> None:
     """Unauthenticated is neither a lost connection nor a server that is away."""
     news = News()
-    async with Hutch(server.announcement["url"], key="nothing", rhythm=QUICK, told=news) as hutch:
+    async with Hutch(server.announcement["url"], key="nothing", rhythm=QUICK, on_connection_change=news) as hutch:
         with pytest.raises(PermissionError):
             await hutch.create()
         assert "key" in (await hutch.status()).reason
-        assert news.told == []
+        assert news.states == []
 
 
 async def test_a_long_wait_has_all_patience_when_it_breaks(server: Server, wire: Path) -> None:

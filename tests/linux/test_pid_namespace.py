@@ -7,7 +7,7 @@ import sys
 PROGRAM = """
 import json, os, sys, threading
 from hutch.linux import kernel
-from hutch.linux.pid_namespace import go_on_inside
+from hutch.linux.pid_namespace import fork_into_pid_namespace
 
 kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
 reader, writer = os.pipe()
@@ -16,7 +16,7 @@ if forked == 0:
     content = [number * number for number in range(100_000)]
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
     descriptors = sorted(os.listdir("/proc/self/fd"))
-    outside = go_on_inside()
+    outside = fork_into_pid_namespace()
     thread = threading.Thread(target=content.append, args=(7,))
     thread.start()
     thread.join()

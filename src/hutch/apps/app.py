@@ -187,7 +187,7 @@ async def _failure(box: Box, info: AppInfo, template: Template) -> AppFailed:
 # --- what its box says ----------------------------------------------------------------------------------------
 
 
-async def look_at(info: BoxInfo, observe: Observe) -> AppInfo:
+async def inspect_app(info: BoxInfo, observe: Observe) -> AppInfo:
     """Return an app without using its box. One whose box cannot answer now is shown with the reason."""
     if info.state is not State.RUNNING:
         return _of_box(info).but(state=_STATES.get(info.state, AppState.UNKNOWN))

@@ -31,11 +31,11 @@ class LocalApps:
 
     async def all(self) -> tuple[AppInfo, ...]:
         found = [info for info in await self._hutch.boxes() if info.spec.labels.get(app.LABEL) in TEMPLATES]
-        return tuple([await app.look_at(info, self._hutch.observe) for info in found])
+        return tuple([await app.inspect_app(info, self._hutch.observe) for info in found])
 
     async def get(self, name: str) -> AppInfo:
         info, _ = await self._find(name)
-        return await app.look_at(info, self._hutch.observe)
+        return await app.inspect_app(info, self._hutch.observe)
 
     async def wait(self, name: str, timeout_sec: float = ANSWER_SECONDS) -> AppInfo:
         box, template = await self._attach(name)

@@ -20,7 +20,7 @@ from hutch.model import units
 # Loaded at first use: `hutch run` needs neither the public protocols nor a client.
 if TYPE_CHECKING:
     from hutch.api import Box, Hutch, Job
-    from hutch.client.disabled import OffHutch
+    from hutch.client.disabled import DisabledHutch
     from hutch.client.remote import RemoteHutch
     from hutch.keeper.embedded import Hutch as EmbeddedHutch
     from hutch.model.mcp import McpServer, McpServerInfo, McpTool
@@ -98,13 +98,13 @@ def visiting_hutch(config: Config, session: str) -> "EmbeddedHutch":
     return hutch
 
 
-def status_hutch(arguments: argparse.Namespace) -> "RemoteHutch | EmbeddedHutch | OffHutch":
+def status_hutch(arguments: argparse.Namespace) -> "RemoteHutch | EmbeddedHutch | DisabledHutch":
     """Choose the Hutch that a command would use, without a check that it can be used."""
     config = load_config(arguments)
     if not config.enabled:
-        from hutch.client.disabled import OffHutch
+        from hutch.client.disabled import DisabledHutch
 
-        return OffHutch(config.origin("enabled"))
+        return DisabledHutch(config.origin("enabled"))
     return client_of(arguments, config) or visiting_hutch(config, session_name())
 
 

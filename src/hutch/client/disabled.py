@@ -1,4 +1,4 @@
-"""`OffHutch`: the Hutch of a disabled installation. It starts nothing, and every call says why."""
+"""`DisabledHutch`: the Hutch of a disabled installation. It starts nothing, and every call says why."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +12,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
 
 
-class OffHutch:
+class DisabledHutch:
     """The `Hutch` protocol while Hutch is disabled."""
 
     def __init__(self, origin: str = "") -> None:
@@ -33,7 +33,7 @@ class OffHutch:
             f"Hutch is switched off{f' ({self._origin})' if self._origin else ''}", op=op, remedy="set enabled = true"
         )
 
-    def for_session(self, name: str) -> "OffHutch":
+    def for_session(self, name: str) -> "DisabledHutch":
         return self
 
     def box(self, **spec: Any) -> AbstractAsyncContextManager[Any]:

@@ -15,7 +15,7 @@ from hutch.model.boxes import Lease
 T = TypeVar("T")
 
 CANCEL_SECONDS = 5.0
-MOST_HOPS = 4
+MAX_REDIRECTS = 4
 """Servers that send a request on to each other are not followed for ever."""
 RETURN_SECONDS = 1.0
 ADOPTION_OUTAGES = 2.0
@@ -68,13 +68,13 @@ class Handle:
     async def ask_as(
         self, headers: Mapping[str, str], kind: type[T], method: str, path: str = "", /, **options: Any
     ) -> T:
-        return await self.wherever_it_is(
+        return await self.follow_moves(
             lambda: self.server.ask(kind, method, self.path + path, headers=headers, **options), **_repeating(options)
         )
 
     async def get(self, path: str, /, *, accept: str, **options: Any) -> tuple[bytes, Mapping[str, str]]:
         """Return body and headers of a successful answer."""
-        return await self.wherever_it_is(
+        return await self.follow_moves(
             lambda: self.server.get("GET", self.path + path, headers=self.headers(Accept=accept), **options),
             **_repeating(options),
         )
@@ -90,16 +90,16 @@ class Handle:
                 asked = self.server.open(method, self.path + path, headers=headers, content=content, **options)
                 return await stack.enter_async_context(asked)
 
-            yield await self.wherever_it_is(opened, **_repeating({**options, "content": content}))
+            yield await self.follow_moves(opened, **_repeating({**options, "content": content}))
 
     async def recover(self, lost: ConnectionBroken) -> None:
         """Return when the box's server may be asked again. Raises the error if it stays away and there is no other."""
         server = self.server
         up = await server.heartbeat.wait_until_up(server.heartbeat.rhythm.outage_timeout_sec)
-        if not up and not await self._return_home(server):
+        if not up and not await self._try_first_server(server):
             raise lost
 
-    async def wherever_it_is(
+    async def follow_moves(
         self, work: Callable[[], Awaitable[T]], *, repeat: Repeat = Repeat.ALWAYS, content: Body | None = None
     ) -> T:
         """Ask the server that keeps the box, and its next one if the box has moved meanwhile.
@@ -114,14 +114,14 @@ class Handle:
                 return await work()
             except HeldElsewhere as elsewhere:
                 hops += 1
-                if hops > MOST_HOPS:
+                if hops > MAX_REDIRECTS:
                     raise
                 self._follow(asked, elsewhere, content)
             except (NotConnected, ConnectionBroken) as lost:
                 unsent = isinstance(lost, NotConnected) and repeat is not Repeat.NEVER
                 now = time.monotonic()
                 until = until or now + ADOPTION_OUTAGES * asked.heartbeat.rhythm.outage_timeout_sec
-                if not (unsent or repeat is Repeat.ALWAYS) or not await self._return_home(asked) or now > until:
+                if not (unsent or repeat is Repeat.ALWAYS) or not await self._try_first_server(asked) or now > until:
                     raise
                 if _is_partly_sent(content):
                     raise
@@ -141,7 +141,7 @@ class Handle:
         if _is_partly_sent(content):
             raise elsewhere
 
-    async def _return_home(self, lost: Server) -> bool:
+    async def _try_first_server(self, lost: Server) -> bool:
         """Use the server that this client was made for, if the lost one is another. Return whether it may be asked."""
         if lost.home is None:
             return False
@@ -167,7 +167,7 @@ class Handle:
         headers = self.headers(Hutch_Operation=operation)
         while True:
             try:
-                return await self.wherever_it_is(
+                return await self.follow_moves(
                     lambda: self.server.get(
                         "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
                     ),

@@ -32,7 +32,7 @@ class RemoteConnection:
     @classmethod
     async def open(cls, handle: Handle, port: int) -> Self:
         """Connect, and raise what the server says if it refuses."""
-        return await handle.wherever_it_is(lambda: cls._open(handle, port))
+        return await handle.follow_moves(lambda: cls._open(handle, port))
 
     @classmethod
     async def _open(cls, handle: Handle, port: int) -> Self:

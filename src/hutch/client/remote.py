@@ -17,7 +17,7 @@ import msgspec
 from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
-from hutch.client.handle import MOST_HOPS
+from hutch.client.handle import MAX_REDIRECTS
 from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
@@ -59,7 +59,7 @@ def following(method: Method) -> Method:
     @functools.wraps(method)
     async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
         asked = self
-        for _ in range(MOST_HOPS):
+        for _ in range(MAX_REDIRECTS):
             try:
                 return await method(asked, *args, **options)
             except HeldElsewhere as elsewhere:
@@ -112,7 +112,7 @@ class RemoteHutch:
         on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None, others: OtherServers | None = None,
     ) -> None:  # fmt: skip
-        self._others = others or OtherServers(url, lambda other: self._sibling(other, key, ca, rhythm))
+        self._others = others or OtherServers(url, lambda other: self._client_of(other, key, ca, rhythm))
         self._server = Server(
             address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
             elsewhere=elsewhere or (lambda error: self._others.find(error).server),
@@ -123,7 +123,7 @@ class RemoteHutch:
         self._is_view = False
         """This object is a view for another session. The original object closes the connection."""
 
-    def _sibling(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
+    def _client_of(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
         """Return a client of another server that shares this one's store, for the same session."""
         client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm, others=self._others)
         client._own_session = self._own_session

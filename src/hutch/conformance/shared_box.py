@@ -20,7 +20,7 @@ class CommonBox:
         self._box: Instance | None = None
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Instance]:
+    async def box(self) -> AsyncIterator[Instance]:
         """Lend the box to one check at a time."""
         if self._box is None:
             self._box = await self._made.enter_async_context(self._make())

@@ -104,7 +104,7 @@ class Workbench:
 
     def plain_box(self) -> AbstractAsyncContextManager[Instance]:
         """Return an empty plain box for a check that neither changes nor ends it. Several checks may share it."""
-        return self._common.lent() if self._common is not None else self.box()
+        return self._common.box() if self._common is not None else self.box()
 
     @asynccontextmanager
     async def made(self, order: Order) -> AsyncIterator[Instance]:

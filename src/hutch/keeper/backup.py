@@ -282,9 +282,9 @@ def _manifest(archive: tarfile.TarFile) -> Manifest:
         raise Invalid("the file is no backup of Hutch", op="restore", remedy="`hutch backup FILE` writes one")
     plain = json.loads(content.read())
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        told = plain.get("format") if isinstance(plain, dict) else None
+        version = plain.get("format") if isinstance(plain, dict) else None
         raise Invalid(
-            f"the backup has format {told}, and this release knows {FORMAT}", op="restore",
+            f"the backup has format {version}, and this release knows {FORMAT}", op="restore",
             remedy="restore it with the release that wrote it",
         )  # fmt: skip
     return Manifest.from_plain(plain)

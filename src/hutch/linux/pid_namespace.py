@@ -17,7 +17,7 @@ _CLONE_PARENT_SETTID = 0x100000
 _F_SETSIG = 10  # fcntl(2); it has no name in the standard library.
 
 
-def go_on_inside() -> int:
+def fork_into_pid_namespace() -> int:
     """Go on as a child of this process, in the pid namespace that it has joined. Returns the child's pid outside.
 
     The child takes over the memory as it is: no page table is copied, and no page when it is written to. The process

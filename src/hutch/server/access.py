@@ -60,7 +60,7 @@ async def using(call: Call) -> AsyncIterator[BoxHandle]:
 
 
 @asynccontextmanager
-async def looking(call: Call) -> AsyncIterator[Guard]:
+async def observing(call: Call) -> AsyncIterator[Guard]:
     """Access that changes nothing.
 
     An observer, and a caller whose box is held by another session, extends no clock and wakes nothing. For all others

@@ -15,7 +15,7 @@ from hutch.policy import rights
 from hutch.server.access import hold
 from hutch.server.auth import Caller
 
-WIDEST = "network_extended"
+WIDEST_PROFILE = "network_extended"
 """The profile of bots by default: their own settings ask for less where they want less."""
 MAX_KNOWN = 4096
 """Ids that are remembered; any other is looked up in the store."""
@@ -95,4 +95,4 @@ def bots_profile(config: Config) -> str | None:
     if config.server.bots_profile:
         return config.server.bots_profile
     allowed = rights.current().profiles
-    return WIDEST if allowed is None or WIDEST in allowed else None
+    return WIDEST_PROFILE if allowed is None or WIDEST_PROFILE in allowed else None

@@ -90,7 +90,7 @@ class Entry:
             os.chdir("/")
             kernel.close_all_but([self._sock.fileno(), base, request.listener, request.options])
             self._step = "start the guest"
-            pid = pid_namespace.go_on_inside()
+            pid = pid_namespace.fork_into_pid_namespace()
             wire.send(self._sock, {"pid": pid})
         except BaseException as error:
             self._report(error)

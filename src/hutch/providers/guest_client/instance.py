@@ -27,11 +27,11 @@ from hutch.providers.guest_client.verdicts import (
     End,
     Room,
     cannot_start,
-    complains,
     decide,
     exit_code,
     megabytes,
     remedy_for,
+    shows_refused_fork,
     usage_of,
 )
 
@@ -88,16 +88,16 @@ class GuestInstance(Instance):
         self._seen: dict[str, _Seen] = {}
         self._untouched: Counters | None = None
         """The counters of a box in which nothing has run yet, which the engine knows without reading them."""
-        self._files = GuestFiles(self.link, self.most_copied)
+        self._files = GuestFiles(self.link, self.copy_limit)
 
     @property
     def files(self) -> "Files":
         return self._files
 
     def files_as(self, user: str) -> "Files":
-        return GuestFiles(lambda: self.link(user), self.most_copied)
+        return GuestFiles(lambda: self.link(user), self.copy_limit)
 
-    def most_copied(self, source: str) -> int:
+    def copy_limit(self, source: str) -> int:
         """Return the most bytes that a copy of this path may bring to the host."""
         return max_copy_bytes(self.spec.but(limits=self.limits), source)
 
@@ -110,7 +110,7 @@ class GuestInstance(Instance):
         if link is not None and link.usable:
             return link
         if user in self._other_guests:
-            self._links[user] = self._recognised(await self._other_guests[user]())
+            self._links[user] = self._check_identity(await self._other_guests[user]())
             return self._links[user]
         if user not in (self._guest_user, "root") and not user.isdecimal():
             if user not in self._accounts:
@@ -119,36 +119,36 @@ class GuestInstance(Instance):
         async with self._connecting:
             link = self._links.get(user)
             if link is None or not link.usable:
-                link = self._links[user] = await self._connected(user)
+                link = self._links[user] = await self._connect_again(user)
             return link
 
     async def meet(self, link: Link) -> None:
         """Take a link that the engine made as the one to the box's own guest, once that has said hello."""
         await link.wait_for_hello()
-        self._links[self._guest_user] = self._recognised(link)
+        self._links[self._guest_user] = self._check_identity(link)
 
-    def _recognised(self, link: Link) -> Link:
+    def _check_identity(self, link: Link) -> Link:
         if link.hello.get("box_id") != self.record.box_id:
             link.close()
             raise BoxBroken(f"another box answers in place of {self.record.box_id}")
         return link
 
-    async def _connected(self, user: str) -> Link:
+    async def _connect_again(self, user: str) -> Link:
         try:
             try:
-                link = await self._reached(user)
+                link = await self._connect_as(user)
             except Unavailable as error:
                 if error.details.get("errno") != errno.ECONNRESET:
                     raise
                 # A dying guest closes its connections before its listening socket, and we connected in between.
-                link = await self._reached(user)
+                link = await self._connect_as(user)
         except Unavailable as error:
             if error.details.get("errno") in (errno.ECONNREFUSED, errno.ENOENT):
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
             raise
-        return self._recognised(link)
+        return self._check_identity(link)
 
-    async def _reached(self, user: str) -> Link:
+    async def _connect_as(self, user: str) -> Link:
         if user == self._guest_user:
             return await self._connect()
         if self._root_guest is not None:
@@ -202,7 +202,7 @@ class GuestInstance(Instance):
         silence = None if command.timeout_sec is None else command.timeout_sec + ANSWER_GRACE
         channel = link.open("run", timeout=silence, collect=True, stdin=command.stdin is not None, **fields)
         channel.expect(command.keep_output)
-        self._meanwhile()
+        self._prepare_result()
         try:
             if command.stdin is not None:
                 await channel.send(command.stdin)
@@ -224,7 +224,7 @@ class GuestInstance(Instance):
         before, self._untouched = self._untouched or self._facts.read(), None
         return before
 
-    def _meanwhile(self) -> None:
+    def _prepare_result(self) -> None:
         """Prepare, while the guest works on a command, whatever makes its result ready sooner."""
 
     async def start(self, command: Command) -> GuestProcess:
@@ -274,7 +274,7 @@ class GuestInstance(Instance):
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
-        fork_refused = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        fork_refused = bool(end.exit_code) and (shows_refused_fork(stderr) or shows_refused_fork(stdout))
         verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
         if verdict.cause is Cause.EXIT and (remedy := remedy_for(stdout, stderr, self.spec, self._user_of(link))):
             verdict = verdict.but(remedy=remedy)

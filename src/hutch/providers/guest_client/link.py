@@ -244,7 +244,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:
         if kind == HELLO:
-            self._greet(payload)
+            self._take_hello(payload)
             return
         channel = self.channels.get(number)
         if channel is None or not self.hello:
@@ -268,7 +268,7 @@ class Link(asyncio.BufferedProtocol):
         else:
             raise ProtocolError(f"frame kind {kind} means nothing from a guest")
 
-    def _greet(self, payload: bytes) -> None:
+    def _take_hello(self, payload: bytes) -> None:
         if self._hello_received.done():
             raise ProtocolError("a second greeting")
         hello = _decode(payload)

@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 async def packed(path: str) -> AsyncIterator[bytes]:
     """Yield the stream of a file or tree of this machine. Call its `aclose`, because it has descriptors open."""
-    tell = trees.listener()
+    notify = trees.listener()
     blocks = pack(await _open_in_thread(_open_source, path), path)
     try:
         while (block := await _in_thread(_next_block, blocks)) is not None:
             yield block
-            tell(len(block))
+            notify(len(block))
     finally:
         blocks.close()
 
@@ -40,14 +40,14 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     if not name:
         raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
     into = posixpath.basename(source.rstrip("/"))
-    tell = trees.listener()
+    notify = trees.listener()
     directory = await _open_in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
     unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=max_copy_entries(most))
     try:
         async for content in pieces:
             await _in_thread(unpacker.data, content)
-            tell(len(content))
+            notify(len(content))
         report = checked(await _in_thread(unpacker.end), Copied)
     finally:
         unpacker.abort()

@@ -1,6 +1,6 @@
 """Verdicts: why a command ended as it did, and what it used. Pure functions turn the facts into plain words.
 
-Remedies for refusals that a failed command complains about in its own words are hints, never facts.
+Remedies for refusals that a failed command shows_refused_fork about in its own words are hints, never facts.
 """
 
 import signal
@@ -109,7 +109,8 @@ def decide(
     trouble: str = "",
 ) -> Verdict:
     """Return why the job ended. Without `before` nobody saw its start, so growth of the counters is unknown.
-    `fork_refused` is what `complains` returned; `trouble` (see `Instance`) may explain a failure that met no limit."""
+    `fork_refused` is what `shows_refused_fork` returned; `trouble` (see `Instance`) may explain a failure that met no
+    limit."""
     verdict = _from_facts(end, before, after, limits, timeout_sec, room, fork_refused)
     return verdict.but(remedy=trouble) if trouble and verdict.cause in (Cause.EXIT, Cause.TIMEOUT) else verdict
 
@@ -147,7 +148,7 @@ def _from_facts(
     return Verdict(cause=Cause.OK)
 
 
-def complains(output: bytes) -> bool:
+def shows_refused_fork(output: bytes) -> bool:
     """Return whether a program says that no process could be started, which is a hint, never a fact."""
     return any(words in output for words in _COMPLAINTS)
 

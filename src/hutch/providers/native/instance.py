@@ -99,7 +99,7 @@ class NativeInstance(GuestInstance):
         self._other_guests["kernels"] = self._connect_kernels
         self._entrance = entrance
         self._work_on_layers = work_on_layers
-        self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
+        self._files = self._written = WatchedFiles(self.link, self.copy_limit, watchdogs.disk_watch(record.box_id))
         self._open_group = open_group
         self._group: Group | None = None
         self._asked = False
@@ -108,9 +108,9 @@ class NativeInstance(GuestInstance):
             self._untouched = Counters(oom_kills=0, pids_hits=0)
 
     def files_as(self, user: str) -> "Files":
-        return WatchedFiles(lambda: self.link(user), self.most_copied, self._watchdogs.disk_watch(self.record.box_id))
+        return WatchedFiles(lambda: self.link(user), self.copy_limit, self._watchdogs.disk_watch(self.record.box_id))
 
-    def _meanwhile(self) -> None:
+    def _prepare_result(self) -> None:
         group = self._opened()
         if group is not None:
             group.prepare(_COUNTED)

@@ -52,13 +52,13 @@ async def run_python(box: BoxHandle, code: str, *, timeout: float) -> PythonOutc
     """Run Python in the box's kernel, whose variables stay from one call to the next."""
     result = await box.python(code, timeout=timeout)
     error = result.error
-    told = None if error is None else error.traceback or f"{error.name}: {error.value}"
+    failure = None if error is None else error.traceback or f"{error.name}: {error.value}"
     if error is None and not result.ok:
-        told = result.verdict.message or str(result.verdict.cause)
+        failure = result.verdict.message or str(result.verdict.cause)
     return PythonOutcome(
-        success=told is None,
+        success=failure is None,
         text=result.stdout + result.text,
-        error=told,
+        error=failure,
         count=result.count,
         milliseconds=round(result.duration_sec * 1000),
         images=[{"image/png": each.data["image/png"]} for each in result.displays if "image/png" in each.data],

@@ -69,7 +69,7 @@ async def list_apps(call: Call) -> Reply:
         for info in await call.keeper.views.boxes(call.own.readable)
         if info.spec.labels.get(app.LABEL) in TEMPLATES
     ]
-    return Reply(AppList(apps=tuple([await app.look_at(info, _observer(call)) for info in found])))
+    return Reply(AppList(apps=tuple([await app.inspect_app(info, _observer(call)) for info in found])))
 
 
 async def create(call: Call, body: NewApp) -> Reply:
@@ -139,7 +139,7 @@ async def stop(call: Call) -> Reply:
 async def _look(call: Call) -> AppInfo:
     await check_owner(call)
     live = await call.keeper.live(BoxId(call.params["box"]))
-    return await app.look_at(box_info(live.record, live), _observer(call))
+    return await app.inspect_app(box_info(live.record, live), _observer(call))
 
 
 def _observer(call: Call) -> app.Observe:

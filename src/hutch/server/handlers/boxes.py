@@ -17,7 +17,7 @@ from hutch.model.record import Record
 from hutch.model.spec import Retention
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
-from hutch.server.access import find, grant_to_client, hold, looking, refuse_if_busy, renew, using
+from hutch.server.access import find, grant_to_client, hold, observing, refuse_if_busy, renew, using
 from hutch.server.handlers.box.commands import Seconds
 from hutch.server.handlers.sessions import parse_spec
 from hutch.server.request import Call, Reply
@@ -191,7 +191,7 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
 
 async def usage(call: Call) -> Reply:
     """Return the resources that the box has used so far."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         instance = await guard.begin()
         try:
             return Reply(await instance.usage())

@@ -10,7 +10,7 @@ from hutch.errors import HutchError
 from hutch.keeper.access.code import KernelsHandle
 from hutch.model.code import CodeError, CodePiece, CodeResult, Display, KernelInfo
 from hutch.model.record import Record, encode_json
-from hutch.server.access import find, looking, using
+from hutch.server.access import find, observing, using
 from hutch.server.error_status import error_to_wire
 from hutch.server.handlers.box.commands import KeptBytes, Seconds
 from hutch.server.request import NDJSON, Call, Reply
@@ -72,7 +72,7 @@ class CodeLine(Record, frozen=True, kw_only=True, omit_defaults=True):
 async def list_kernels(call: Call) -> Reply:
     """List the box's kernels, oldest first."""
     live = await find(call)
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         keeper = call.keeper
         handle = KernelsHandle(guard, live, keeper.engines.templates, keeper.states.announce)
         return Reply(KernelList(kernels=await handle.all()).to_json())

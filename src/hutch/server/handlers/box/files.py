@@ -11,7 +11,7 @@ from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import Change, FileInfo, FileKind, GrepResult, Matches
 from hutch.model.record import Record
-from hutch.server.access import looking, using
+from hutch.server.access import observing, using
 from hutch.server.error_status import error_to_wire
 from hutch.server.handlers.streamed_rows import stream_rows
 from hutch.server.request import BYTES, NDJSON, Call, Reply
@@ -152,7 +152,7 @@ async def read(call: Call, query: ReadQuery) -> Reply:
     if query.offset is not None or query.limit is not None:
         content = _content(call, query.path, query.offset or 0, query.limit, length_sent=False)
         return Reply(content, type=BYTES, headers=dict(DOWNLOAD_HEADERS))
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         info = await GuardedFiles(guard).stat(query.path)
     headers = {**DOWNLOAD_HEADERS, "accept-ranges": "bytes"}
     # Files of /proc have no size, and a symlink's size is not that of its target: those are sent without a length.
@@ -194,13 +194,13 @@ async def list_files(call: Call, query: ListQuery) -> Reply:
 
 async def stat(call: Call, query: PathQuery) -> Reply:
     """Describe one file; a symlink is not followed."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         return Reply(await GuardedFiles(guard).stat(query.path))
 
 
 async def exists(call: Call, query: PathQuery) -> Reply:
     """Whether the path exists."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         return Reply(Existence(exists=await GuardedFiles(guard).exists(query.path)))
 
 
@@ -261,7 +261,7 @@ async def grep(call: Call, body: GrepBody) -> Reply:
 
 async def digest(call: Call, body: DigestBody) -> Reply:
     """Return the SHA-256 of a file's content."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         return Reply(Digest(path=body.path, digest=await GuardedFiles(guard).digest(body.path)))
 
 
@@ -273,7 +273,7 @@ async def watch(call: Call, query: WatchQuery) -> Reply:
 async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]:
     started = False
     try:
-        async with looking(call) as guard:
+        async with observing(call) as guard:
             async with GuardedFiles(guard).watch(query.path, recursive=query.recursive) as changes:
                 started = True
                 yield b'{"watching":true}\n'
@@ -286,7 +286,7 @@ async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]
 
 
 async def _rows(call: Call, work: Callable[[GuardedFiles], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         async with aclosing(cast(AsyncGenerator[T, None], work(GuardedFiles(guard)))) as rows:
             async for row in rows:
                 yield row
@@ -300,7 +300,7 @@ def _summary(end: object, kind: type[Matches | GrepResult]) -> dict[str, object]
 
 
 async def _pack(call: Call, path: str) -> AsyncGenerator[bytes, None]:
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         async with aclosing(cast(AsyncGenerator[bytes, None], GuardedFiles(guard).pack(path))) as pieces:
             async for piece in pieces:
                 yield piece
@@ -320,7 +320,7 @@ async def _content(
     call: Call, path: str, offset: int, length: int | None, *, length_sent: bool = True
 ) -> AsyncGenerator[bytes, None]:
     sent = 0
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         content = GuardedFiles(guard).open(path, offset=offset, limit=length)
         async with aclosing(cast(AsyncGenerator[bytes, None], content)) as pieces:
             async for piece in pieces:

@@ -12,7 +12,7 @@ from hutch.keeper.access.jobs import JobHandle
 from hutch.model.record import Record
 from hutch.model.results import JobInfo
 from hutch.policy.effective import clamp_timeout
-from hutch.server.access import job_of, looking, using
+from hutch.server.access import job_of, observing, using
 from hutch.server.error_status import error_to_wire
 from hutch.server.handlers.box.commands import ERROR, STDERR, STDOUT, Seconds, frame
 from hutch.server.request import BYTES, Call, Reply
@@ -115,7 +115,7 @@ async def _write_stdin(job: JobHandle, body: JobBody) -> None:
 
 async def list_jobs(call: Call) -> Reply:
     """List the running jobs, and the ended ones whose output is kept."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         instance = await guard.begin()
         try:
             return Reply(JobList(jobs=await instance.jobs()))
@@ -125,13 +125,13 @@ async def list_jobs(call: Call) -> Reply:
 
 async def get(call: Call) -> Reply:
     """Return a job's state, exit code and amount of output."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         return Reply(await (await job_of(call, guard)).info())
 
 
 async def output(call: Call, query: OutputQuery) -> Reply:
     """Return a job's output. Accept: application/octet-stream returns only bytes, with cursor and end in headers."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         job = await job_of(call, guard)
         reading = job.read(query.cursor, stream=query.stream, limit=query.limit, wait=query.wait)
         chunk = await call.service.unless_draining(reading) if query.wait else await reading
@@ -150,7 +150,7 @@ async def follow(call: Call, query: FollowQuery) -> Reply:
 
 
 async def _follow(call: Call, query: FollowQuery) -> AsyncGenerator[bytes, None]:
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         job = await job_of(call, guard)
         starts = {"stdout": query.stdout, "stderr": query.stderr}
         for (stream, start), kind in zip(starts.items(), (SKIPPED_OUT, SKIPPED_ERR), strict=True):
@@ -198,7 +198,7 @@ async def resize(call: Call, body: ResizeBody) -> Reply:
 
 async def wait(call: Call, body: WaitBody) -> Reply:
     """Wait for a job's result; `timeout` if it still runs then, and the job keeps running."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         job = await job_of(call, guard)
         result = await call.service.unless_draining(job.wait(body.timeout_sec))
     return Reply(StreamedResult(result))

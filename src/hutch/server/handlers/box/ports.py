@@ -8,7 +8,7 @@ from hutch.errors import Invalid
 from hutch.keeper.access.handles import BoxHandle
 from hutch.model.boxes import PortInfo, Preview
 from hutch.model.record import Record
-from hutch.server.access import looking, using
+from hutch.server.access import observing, using
 from hutch.server.request import Call, Reply
 
 WaitSeconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
@@ -37,7 +37,7 @@ class PreviewList(Record, frozen=True, kw_only=True):
 async def list_ports(call: Call, query: PortsQuery) -> Reply:
     """Return the TCP ports on which programs in the box listen, with their names. From then on, events of kind `port`
     say when one opens or closes."""
-    async with looking(call) as guard:
+    async with observing(call) as guard:
         if isinstance(guard, BoxHandle):
             return Reply(PortList(ports=await guard.ports(wait=query.wait)))
         instance = await guard.begin()
