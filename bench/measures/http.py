@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.context import Context
 from bench.interleave import Candidate, blocking, interleave
-from bench.measures.output import CONTAINER_BYTES, docker_output, rates, zeros
+from bench.measures.output import CONTAINER_BYTES, docker_output, rates, read_stream
 from bench.numbers import Goal, Number, Summary, at_least_times, at_most_times, percentile, times_faster
 from bench.peers.loopback import loopback
 from hutch import Hutch
@@ -263,18 +263,7 @@ async def _output(context: Context, hutch: Hutch) -> Number:
     size = OUTPUT if not context.brief else OUTPUT // 20
     docker = context.peers.engines.get("docker")
     async with hutch.box() as box:
-
-        async def once() -> float:
-            digest, read = sha256(), 0
-            start = perf_counter()
-            async for _, piece in box.stream(zeros(size)):
-                digest.update(piece)
-                read += len(piece)
-            taken = perf_counter() - start
-            assert read == size
-            return taken
-
-        candidates = [Candidate("hutch", once, context.count(10))]
+        candidates = [Candidate("hutch", partial(read_stream, box, size), context.count(10))]
         container = docker.create() if docker is not None else ""
         if docker is not None:
             candidates.append(docker_output(docker, container, context.count(5)))

@@ -1,5 +1,6 @@
 """A gigabyte of output, read to its end while the command runs, and hashed as it comes."""
 
+from functools import partial
 from hashlib import sha256
 from time import perf_counter
 
@@ -7,27 +8,29 @@ from bench.context import Context
 from bench.interleave import Candidate, interleave
 from bench.numbers import Number, Summary, at_least_times
 from bench.peers.engine import Engine
+from hutch.api import Box
 
 GIGABYTE = 10**9
 CONTAINER_BYTES = 10**8
 """Docker gets a tenth because it is slower; the unit is bytes a second."""
 
 
+async def read_stream(box: Box, size: int) -> float:
+    """Read a stream of so many bytes to its end, hash it, and return the seconds that it took."""
+    digest, read = sha256(), 0
+    start = perf_counter()
+    async for _, piece in box.stream(zeros(size)):
+        digest.update(piece)
+        read += len(piece)
+    taken = perf_counter() - start
+    assert read == size, f"{read} of {size} bytes came"
+    return taken
+
+
 async def output(context: Context) -> list[Number]:
     size = GIGABYTE if not context.brief else GIGABYTE // 20
     async with context.hutch() as hutch, hutch.box() as box:
-
-        async def once() -> float:
-            digest, read = sha256(), 0
-            start = perf_counter()
-            async for _, piece in box.stream(zeros(size)):
-                digest.update(piece)
-                read += len(piece)
-            taken = perf_counter() - start
-            assert read == size, f"{read} of {size} bytes came"
-            return taken
-
-        candidates = [Candidate("hutch", once, context.count(5))]
+        candidates = [Candidate("hutch", partial(read_stream, box, size), context.count(5))]
         docker = context.peers.engines.get("docker")
         if docker is not None:
             container = docker.create()

@@ -25,7 +25,10 @@ A = TypeVar("A")
 
 
 def _forwarded(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate["Hutch", P], T]:
-    """Forward a method to the chosen form, with the signature that `hutch.api` gives it."""
+    """Forward a method to the chosen form, with the signature that `hutch.api` gives it.
+
+    The hop only passes on, but `Hutch` has to be one class for callers and type checkers, whichever form it has chosen.
+    """
     name = method.__name__
 
     def call(self: "Hutch", /, *args: P.args, **kwargs: P.kwargs) -> T:

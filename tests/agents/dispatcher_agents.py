@@ -58,20 +58,21 @@ class AnthropicTools(AgentTools):
 
 
 class ToolsHost(Host):
-    """The application that made the tools."""
+    """The application that made the tools, or one that works in the session of an MCP client."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, message: str = MESSAGE) -> None:
         self._tools = tools
+        self._message = message
 
     async def install_skill(self, directory: str) -> None:
         await self._tools.hutch.skills.install(directory)
 
     async def give(self, files: Mapping[str, bytes]) -> None:
         box, _ = await self._tools.agent().box()
-        await self._tools.attachments.put(box, MESSAGE, files)
+        await self._tools.attachments.put(box, self._message, files)
 
     async def collect(self) -> dict[str, bytes]:
         box, _ = await self._tools.agent().box()
-        collected = await self._tools.attachments.collect(box, MESSAGE)
+        collected = await self._tools.attachments.collect(box, self._message)
         assert collected.skipped == {}
         return {file.name: file.data for file in collected.files}

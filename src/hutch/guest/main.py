@@ -130,6 +130,7 @@ class Guest:
             self._ttl_timer = self.loop.call_at(options.ttl_deadline, self._end)
 
     def run(self) -> None:
+        """Serve until the loop is stopped. Callers, such as the warm-up of a zygote, thereby need not know the loop."""
         self.loop.run()
 
     def _accept(self, _events: int) -> None:

@@ -14,6 +14,7 @@ from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.postgres_connections import EVENTS_LOCK, TIMEOUT_SECONDS, Connection, Connections
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.store import (
+    EVENTS_KEPT,
     TOMBSTONE_SECONDS,
     Known,
     in_order,
@@ -25,8 +26,6 @@ from hutch.keeper.store.store import (
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
-
-EVENTS_KEPT = 100_000
 
 # A number is drawn from the sequence before its event is visible, so events may appear out of order. Writers hold this
 # lock, shared, from before they draw until they have committed: a reader that gets it alone has waited for all of them.

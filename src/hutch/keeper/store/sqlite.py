@@ -11,6 +11,7 @@ from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.sqlite_writer import SqliteWriter
 from hutch.keeper.store.store import (
+    EVENTS_KEPT,
     TOMBSTONE_SECONDS,
     Known,
     in_order,
@@ -23,8 +24,6 @@ from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
-
-EVENTS_KEPT = 100_000
 
 
 class SqliteStore:

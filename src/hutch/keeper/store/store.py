@@ -10,6 +10,8 @@ from hutch.model.boxes import Event
 from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 
+EVENTS_KEPT = 100_000
+"""The newest events that a database keeps."""
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0
 
 

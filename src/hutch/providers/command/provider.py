@@ -95,12 +95,7 @@ class CommandProvider(Provider):
             return claimed
         order = canary(self.name)
         try:
-            box = await self.create(order, self.plan(order))
-            try:
-                await box.run(Command(command=("true",), timeout_sec=10.0))
-            finally:
-                await box.close()
-                await self.destroy(box.record)
+            await run_canary(self, order)
         except HutchError as error:
             return claimed.but(usable=False, reason=error.message, remedy=error.remedy or "run `hutch doctor`")
         return claimed
@@ -267,6 +262,16 @@ class CommandProvider(Provider):
             return Identity.parse((self.shared_files.box(box_id) / name).read_text())
         except FileNotFoundError:
             return None
+
+
+async def run_canary(provider: Provider, order: Order) -> None:
+    """Run a command in a box of this order, and destroy the box. What the engine raises is raised."""
+    box = await provider.create(order, provider.plan(order))
+    try:
+        await box.run(Command(command=("true",), timeout_sec=10.0))
+    finally:
+        await box.close()
+        await provider.destroy(box.record)
 
 
 def canary(provider: str, image: str = "host") -> Order:

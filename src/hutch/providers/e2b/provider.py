@@ -17,9 +17,9 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.ids import BoxId
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
-from hutch.providers.base import Command, InstanceRecord, Provider, read_settings
+from hutch.providers.base import InstanceRecord, Provider, read_settings
 from hutch.providers.command.jail_spec import check
-from hutch.providers.command.provider import canary
+from hutch.providers.command.provider import canary, run_canary
 from hutch.providers.e2b.instance import E2BInstance
 from hutch.providers.e2b.sdk import is_installed, sdk, translate_errors
 from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
@@ -82,12 +82,7 @@ class E2BProvider(Provider):
             return self._unusable("there is no API key", "set E2B_API_KEY, or [providers.e2b] api_key")
         order = canary(self.name, f"{KIND}:{self._settings.template}")
         try:
-            box = await self.create(order, self.plan(order))
-            try:
-                await box.run(Command(command=("true",), timeout_sec=10.0))
-            finally:
-                await box.close()
-                await self.destroy(box.record)
+            await run_canary(self, order)
         except HutchError as error:
             return self._unusable(error.message, error.remedy or "check the server and the template")
         return self._claims()

@@ -142,7 +142,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 class OwnTools:
     """`/mcp`: Hutch's own tools, which call this server's API through its Unix socket with the client's key.
 
-    The rights of a key are thereby checked in one place, and a revoked key can do nothing from then on.
+    The rights of a key are thereby checked in one place, and a revoked key can do nothing from then on. The SDK's
+    sessions serve each request as it is; this object makes them, and ends them together with the agents' leases.
     """
 
     def __init__(self, service: Service, socket: Path) -> None:

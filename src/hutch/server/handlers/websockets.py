@@ -242,28 +242,25 @@ SOCKETS = {
 async def run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
     """Run both until one ends; True if that was the output. The error of either is raised."""
     tasks = [asyncio.ensure_future(output), asyncio.ensure_future(input)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    for task in done:
-        task.result()
-    return tasks[0] in done
+    return tasks[0] in await _run_until(asyncio.FIRST_COMPLETED, tasks)
 
 
 async def _run_both(*work: Coroutine[Any, Any, None]) -> None:
     """Run both to their ends. The first error of either ends the other."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    await _run_until(asyncio.FIRST_EXCEPTION, [asyncio.ensure_future(each) for each in work])
+
+
+async def _run_until(condition: str, tasks: "list[asyncio.Future[None]]") -> "set[asyncio.Future[None]]":
+    """Wait for the condition, end the other tasks, and return those that were done. Their errors are raised."""
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(tasks, return_when=condition)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     for task in done:
         task.result()
+    return done
 
 
 async def _send_output(job: JobHandle, socket: Socket) -> None:
