@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
 
@@ -250,7 +250,7 @@ async def _run_both(*work: Coroutine[Any, Any, None]) -> None:
     await _run_until(asyncio.FIRST_EXCEPTION, [asyncio.ensure_future(each) for each in work])
 
 
-async def _run_until(condition: str, tasks: "list[asyncio.Future[None]]") -> "set[asyncio.Future[None]]":
+async def _run_until(condition: str, tasks: "Sequence[asyncio.Task[None]]") -> "set[asyncio.Task[None]]":
     """Wait for the condition, end the other tasks, and return those that were done. Their errors are raised."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=condition)
