@@ -1,18 +1,23 @@
-"""The state that all requests about one box share: the session, the lease, and whether the handle is still open."""
+"""The state that all requests about one box share, and how a request follows its box to the server that keeps it."""
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.client.requests import Repeat, Server
 from hutch.errors import Conflict, Gone, HeldElsewhere, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 
+if TYPE_CHECKING:
+    from hutch.client.remote import RemoteHutch
+
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 CANCEL_SECONDS = 5.0
 MAX_REDIRECTS = 4
@@ -211,3 +216,50 @@ def refuse(op: str) -> NoReturn:
     raise Refused(
         f"whoever only looks at a box may not {op}", op=op, remedy="attach to the box instead of observing it"
     )
+
+
+def following(method: Method) -> Method:
+    """Call the method again at the server that keeps the box, if this server says that another one does."""
+
+    @functools.wraps(method)
+    async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
+        asked = self
+        for _ in range(MAX_REDIRECTS):
+            try:
+                return await method(asked, *args, **options)
+            except HeldElsewhere as elsewhere:
+                asked = self.others.find(elsewhere).for_session(self.session)
+        return await method(asked, *args, **options)
+
+    return cast(Method, call)
+
+
+class OtherServers:
+    """Clients of the servers that share a store with the one this object names, made when a box is found there."""
+
+    def __init__(self, home: str, connect: "Callable[[str], RemoteHutch]") -> None:
+        self._home = home
+        self._connect = connect
+        self._clients: dict[str, RemoteHutch] = {}
+
+    def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
+        """Return the client of the server that the error names. Raises the error if it names none, or one in the open.
+
+        The key goes along: who was reached by TLS must not make us show it to everybody on the way to another server.
+        """
+        url = elsewhere.details.get("url")
+        if not isinstance(url, str) or not url:
+            raise elsewhere
+        if self._home.startswith("https:") and not url.startswith("https:"):
+            raise HeldElsewhere(
+                elsewhere.message, op=elsewhere.op, details=elsewhere.details,
+                remedy=f"no key is sent to {url} in plain text: server.advertise there must be an https:// URL",
+            )  # fmt: skip
+        if url not in self._clients:
+            self._clients[url] = self._connect(url)
+        return self._clients[url]
+
+    async def close(self) -> None:
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()

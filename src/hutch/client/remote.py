@@ -2,14 +2,13 @@
 
 import asyncio
 import copy
-import functools
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
-from hutch.client.handle import MAX_REDIRECTS
+from hutch.client.handle import OtherServers, following
 from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.hooks import ClientHooks
 from hutch.client.requests import Repeat, Server, convert_answer
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from hutch.client.skills import RemoteSkills
     from hutch.model.status import Metrics
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
@@ -53,53 +50,6 @@ class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
     grant: int = 0
 
 
-def following(method: Method) -> Method:
-    """Call the method again at the server that keeps the box, if this server says that another one does."""
-
-    @functools.wraps(method)
-    async def call(self: "RemoteHutch", *args: Any, **options: Any) -> Any:
-        asked = self
-        for _ in range(MAX_REDIRECTS):
-            try:
-                return await method(asked, *args, **options)
-            except HeldElsewhere as elsewhere:
-                asked = self._others.find(elsewhere).for_session(self.session)
-        return await method(asked, *args, **options)
-
-    return cast(Method, call)
-
-
-class OtherServers:
-    """Clients of the servers that share a store with the one this object names, made when a box is found there."""
-
-    def __init__(self, home: str, connect: "Callable[[str], RemoteHutch]") -> None:
-        self._home = home
-        self._connect = connect
-        self._clients: dict[str, RemoteHutch] = {}
-
-    def find(self, elsewhere: HeldElsewhere) -> "RemoteHutch":
-        """Return the client of the server that the error names. Raises the error if it names none, or one in the open.
-
-        The key goes along: who was reached by TLS must not make us show it to everybody on the way to another server.
-        """
-        url = elsewhere.details.get("url")
-        if not isinstance(url, str) or not url:
-            raise elsewhere
-        if self._home.startswith("https:") and not url.startswith("https:"):
-            raise HeldElsewhere(
-                elsewhere.message, op=elsewhere.op, details=elsewhere.details,
-                remedy=f"no key is sent to {url} in plain text: server.advertise there must be an https:// URL",
-            )  # fmt: skip
-        if url not in self._clients:
-            self._clients[url] = self._connect(url)
-        return self._clients[url]
-
-    async def close(self) -> None:
-        clients, self._clients = self._clients, {}
-        for client in clients.values():
-            await client.close()
-
-
 class RemoteHutch:
     """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
 
@@ -112,10 +62,10 @@ class RemoteHutch:
         on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None, others: OtherServers | None = None,
     ) -> None:  # fmt: skip
-        self._others = others or OtherServers(url, lambda other: self._client_of(other, key, ca, rhythm))
+        self.others = others or OtherServers(url, lambda other: self._client_of(other, key, ca, rhythm))
         self._server = Server(
             address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected,
-            elsewhere=elsewhere or (lambda error: self._others.find(error).server),
+            elsewhere=elsewhere or (lambda error: self.others.find(error).server),
         )  # fmt: skip
         self._own_session = not session
         self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
@@ -125,7 +75,7 @@ class RemoteHutch:
 
     def _client_of(self, url: str, key: str, ca: str, rhythm: Rhythm | None) -> "RemoteHutch":
         """Return a client of another server that shares this one's store, for the same session."""
-        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm, others=self._others)
+        client = RemoteHutch(url, key=key, ca=ca, session=self.session, rhythm=rhythm, others=self.others)
         client._own_session = self._own_session
         client._server.home = self._server
         client._hooks = self._hooks
@@ -428,7 +378,7 @@ class RemoteHutch:
         if self._is_view:
             return
         await self._hooks.close()
-        await self._others.close()
+        await self.others.close()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._own_session:
