@@ -16,6 +16,7 @@ from hutch.keeper.store.store import MemoryStore
 from hutch.model import units
 from hutch.model.boxes import Event
 from hutch.model.capabilities import Pause
+from hutch.providers.native.provider import NativeProvider
 from tests.cli.cli_process import TIMEOUT, read_until
 from tests.cli.conftest import Home
 from tests.cli.test_terminals import on_terminal
@@ -146,8 +147,8 @@ def test_paused_boxes_stand_still_until_they_are_used(home: Home) -> None:
     """A pause outlives its process; looking does not wake, use does. Without a freezer it is refused."""
     home.good("box", "create", "--name", "sleepy")
     code, told = home.answer("box", "pause", "sleepy")
-    (native,) = [each for each in home.json("providers")["providers"] if each["provider"] == "native"]
-    if native["pause"] != Pause.FREEZE:
+    native = NativeProvider(state_dir=str(home.state), run_dir=str(home.run))
+    if asyncio.run(native.probe()).pause is not Pause.FREEZE:
         assert (code, told["error"]["code"]) == (125, "unsupported")
         return
     assert (code, told["state"]) == (0, "paused")

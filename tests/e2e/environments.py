@@ -32,10 +32,12 @@ def python_of(*requirements: str, alone: str = "") -> Path:
         if (place / "complete").exists():
             return python
         shutil.rmtree(place, ignore_errors=True)
-        venv.create(place, with_pip=True)
+        venv.create(place, with_pip=False)
+        # Our own pip installs there. Most of what it installs is never imported, so compiling it all would be in vain.
+        install = [sys.executable, "-m", "pip", f"--python={python}", "install", "--no-compile", "--quiet"]
         for options in (requirements, ("--no-deps", "--ignore-requires-python", alone) if alone else ()):
             if options:
-                command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
+                command = [*install, "--disable-pip-version-check", *options]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
                 assert done.returncode == 0, done.stderr[-4000:]
         (place / "complete").touch()

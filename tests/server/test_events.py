@@ -63,5 +63,5 @@ def test_status_tells_what_is_there(client: Client) -> None:
         assert (status["state"], status["available"], status["enabled"]) == ("ready", True, True)
         assert status["boxes"]["running"] >= 1
     assert {each["name"] for each in client.good("GET", "/v1/profiles")["profiles"]} >= {"default", "code"}
-    native = next(each for each in client.good("GET", "/v1/providers")["providers"] if each["provider"] == "native")
+    (native,) = client.good("GET", "/v1/providers?name=native")["providers"]
     assert native["usable"]
