@@ -14,9 +14,9 @@ from websockets.exceptions import InvalidStatus
 from hutch.server.bay.door import BayDoor
 from hutch.server.bay.http import HttpDoor
 from hutch.server.bay.shipyard import ShipyardDoor
-from hutch.server.e2b.agent.methods import methods
 from hutch.server.e2b.agent.watchers import Watchers
 from hutch.server.e2b.control import routes
+from hutch.server.e2b.door import agent_methods
 from hutch.server.langbot.actions import Actions
 from tests.server.serving import Answer, Client, Server, serving
 from tests.server.test_websockets import attached
@@ -225,7 +225,7 @@ def test_another_owner_gets_nothing(server: Server, victim: Victim) -> None:
     for action, data in LANGBOT.items():
         if data is not None:
             assert MARK not in json.dumps(langbot(server, client, action, data))
-    for method in methods(Watchers()):
+    for method in agent_methods(Watchers()):
         own = e2b(server, client, "POST", "/sandboxes", {"templateID": "base", "timeout": 60}).json()
         for token in (own["envdAccessToken"], victim.token[:-1] + "x", ""):
             given = {"e2b_sandbox_id": victim.names["sandbox_e2b"], "x_access_token": token}

@@ -18,10 +18,16 @@ from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import Authenticator
 from hutch.server.e2b import interpreter, ports, volumes
-from hutch.server.e2b.agent import transfers
-from hutch.server.e2b.agent.connect import ClientStream, Unary, serve_client_stream, serve_stream, serve_unary
-from hutch.server.e2b.agent.methods import methods
-from hutch.server.e2b.agent.watchers import Watchers
+from hutch.server.e2b.agent import filesystem, processes, transfers, watchers
+from hutch.server.e2b.agent.connect import (
+    ClientStream,
+    Nothing,
+    ServerStream,
+    Unary,
+    serve_client_stream,
+    serve_stream,
+    serve_unary,
+)
 from hutch.server.e2b.control import routes
 from hutch.server.e2b.control.metrics import agent_metrics
 from hutch.server.e2b.credentials import SignedRequest, to_hutch_key
@@ -49,7 +55,7 @@ class E2BDoor:
         self._auth = auth
         self._peers = Peers(service)
         self._sandboxes = Sandboxes(service)
-        self._methods = methods(Watchers())
+        self._methods = agent_methods(watchers.Watchers())
 
     def claims(self, scope: Scope) -> bool:
         if scope["type"] not in ("http", "websocket"):
@@ -262,6 +268,30 @@ class E2BDoor:
             return None
         live = keeper.held(BoxId(sandbox))
         return live.record if live is not None else await keeper.store.get(BoxId(sandbox))
+
+
+def agent_methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream | ClientStream]:
+    """Return every call of E2B's agent by its path; those on watchers keep what they began in `watching`."""
+    process, files = "/process.Process/", "/filesystem.Filesystem/"
+    return {
+        process + "Start": ServerStream(processes.StartMessage, processes.start, processes.KEEPALIVE, ends_itself=True),
+        process + "Connect": ServerStream(processes.ProcessMessage, processes.connect, processes.KEEPALIVE),
+        process + "List": Unary(Nothing, processes.list_processes),
+        process + "SendInput": Unary(processes.InputMessage, processes.send_input),
+        process + "StreamInput": ClientStream(processes.StreamMessage, processes.stream_input),
+        process + "CloseStdin": Unary(processes.ProcessMessage, processes.close_stdin),
+        process + "SendSignal": Unary(processes.SignalMessage, processes.send_signal),
+        process + "Update": Unary(processes.UpdateMessage, processes.update),
+        files + "Stat": Unary(filesystem.PathMessage, filesystem.stat),
+        files + "ListDir": Unary(filesystem.ListMessage, filesystem.list_dir),
+        files + "MakeDir": Unary(filesystem.PathMessage, filesystem.make_dir),
+        files + "Move": Unary(filesystem.MoveMessage, filesystem.move),
+        files + "Remove": Unary(filesystem.PathMessage, filesystem.remove),
+        files + "WatchDir": ServerStream(watchers.WatchMessage, watchers.watch_dir, watchers.KEEPALIVE),
+        files + "CreateWatcher": Unary(watchers.WatchMessage, watching.create),
+        files + "GetWatcherEvents": Unary(watchers.WatcherMessage, watching.events),
+        files + "RemoveWatcher": Unary(watchers.WatcherMessage, watching.remove),
+    }
 
 
 async def _send_answer(send: Send, answer: Answer) -> None:

@@ -4,12 +4,15 @@ import asyncio
 import time
 
 from hutch.errors import HutchError, Unavailable
+from hutch.images import base
+from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.health import CHECK_SECONDS
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.store.open_store import open_key
+from hutch.logs import log
 from hutch.model.spec import TtlAction
-from hutch.server.e2b.agent.sudo import Sudo
+from hutch.policy import rights
 from hutch.server.e2b.control.shapes import DEFAULT_TIMEOUT
 from hutch.server.e2b.credentials import Tokens
 from hutch.server.e2b.labels import SESSION, TEMPLATE, TIMEOUT
@@ -19,6 +22,11 @@ from hutch.server.service import Service
 
 MAX_ENDED = 10_000
 """Sandboxes that have ended and are remembered, so that their host names say so."""
+SUDO_JOB = "hutch-sudo"
+"""The name of the job that is root's part of sudo. Clients do not see it among the processes."""
+MAX_SUDO = 10_000
+"""Sandboxes whose sudo is remembered as started."""
+_SUDO_IMAGES = frozenset(f"oci:{name}" for name in base.PACKAGES)
 
 
 class Sandboxes:
@@ -89,3 +97,31 @@ class Sandboxes:
         await updater.set_ttl(live, ttl_sec, action)
         if live.record.spec.idle_timeout_sec:
             await updater.change(live, SESSION, None, 0.0, {})
+
+
+class Sudo:
+    """Root's part of `sudo` in sandboxes on a base image, started for callers who may act as root.
+
+    The program is `images/programs/sudo.py`. Only the server can give a process root's rights, so it starts this part
+    before the first process of a sandbox. Other images, and the machine's own programs, have their own `sudo` or none.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[str, None] = {}
+        """Sandboxes for which it was started since this server began, the oldest first."""
+
+    async def ensure(self, box: BoxHandle) -> None:
+        """Start root's part unless it runs, if this sandbox has a use for it and the caller may act as root."""
+        if box.spec.image not in _SUDO_IMAGES or box.id in self._started or not rights.current().root:
+            return
+        if len(self._started) >= MAX_SUDO:
+            del self._started[next(iter(self._started))]
+        self._started[box.id] = None
+        try:
+            await box.start(("/usr/bin/sudo", "--serve"), user="root", name=SUDO_JOB, open_stdin=False)
+        except HutchError as error:  # The command itself may need no root.
+            log("server").info("no sudo in this sandbox", box=box.id, why=error.message)
+
+    def forget(self, sandbox: str) -> None:
+        """Start it again at the next process, because the sandbox's processes were ended."""
+        self._started.pop(sandbox, None)

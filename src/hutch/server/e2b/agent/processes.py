@@ -10,9 +10,9 @@ from hutch.errors import Conflict, Invalid, NotFound, NotRunnable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.jobs import JobHandle
 from hutch.model.results import Cause, JobInfo, JobState
-from hutch.server.e2b.agent import sudo
 from hutch.server.e2b.agent.connect import ConnectError, Message, Nothing, deadline
 from hutch.server.e2b.requests import Request
+from hutch.server.e2b.sandboxes import SUDO_JOB
 
 KEEPALIVE: Message = {"event": {"keepalive": {}}}
 _SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}
@@ -166,7 +166,7 @@ async def _running(box: BoxHandle, message: ProcessMessage) -> JobHandle:
 async def list_processes(request: Request, message: Nothing) -> Message:
     """List the processes that clients have started and that run."""
     async with request.using() as box:
-        running = [info for info in await box.jobs() if info.state is JobState.RUNNING and info.name != sudo.NAME]
+        running = [info for info in await box.jobs() if info.state is JobState.RUNNING and info.name != SUDO_JOB]
         return {"processes": [_described(info) for info in running]}
 
 

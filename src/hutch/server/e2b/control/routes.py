@@ -21,7 +21,6 @@ from hutch.server.access import hold, refuse_if_busy
 from hutch.server.e2b import labels, ports, volumes
 from hutch.server.e2b.control import shapes, snapshots, templates
 from hutch.server.e2b.control.metrics import list_metrics
-from hutch.server.e2b.control.pages import page_of
 from hutch.server.e2b.control.shapes import (
     DEFAULT_TIMEOUT,
     DEFAULT_TIMEOUT_V1,
@@ -29,6 +28,7 @@ from hutch.server.e2b.control.shapes import (
     ListedSandbox,
     NewSandbox,
     Sandbox,
+    page_of,
 )
 from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.labels import SESSION

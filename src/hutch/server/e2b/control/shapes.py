@@ -7,11 +7,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hutch.errors import Invalid
+from hutch.keeper.boxes.records import BoxRecord
+
 ENVD_VERSION = "0.6.13"
 """The release of E2B's agent whose protocol is spoken; the SDKs switch features on and off by it."""
 DEFAULT_TIMEOUT = 300
 DEFAULT_TIMEOUT_V1 = 15
 MAX_TIMEOUT = 86400 * 30
+MAX_PAGE = 100
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMEOUT)]
 Object = dict[str, Any]
@@ -125,3 +129,20 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mem_cache: int
     disk_used: int
     disk_total: int
+
+
+def page_of(found: list[BoxRecord], query: dict[str, str]) -> tuple[list[BoxRecord], str]:
+    """Return the page of a list that a query asks for, and the token of the next page; empty if this is the last.
+
+    The token of the next page is the last id of this one.
+    """
+    limit = query.get("limit", str(MAX_PAGE))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= MAX_PAGE):
+        raise Invalid(f"limit is a number from 1 to {MAX_PAGE}")
+    after = query.get("nextToken", "")
+    start = 0
+    if after:
+        start = next((index + 1 for index, record in enumerate(found) if record.id == after), len(found))
+    page = found[start : start + int(limit)]
+    more = start + int(limit) < len(found)
+    return page, page[-1].id if more and page else ""

@@ -20,8 +20,7 @@ from hutch.model.record import encode_json
 from hutch.policy.rights import Action, require
 from hutch.server.access import check_owner
 from hutch.server.e2b import labels, ports
-from hutch.server.e2b.control.pages import page_of
-from hutch.server.e2b.control.shapes import DEFAULT_TIMEOUT, Seconds
+from hutch.server.e2b.control.shapes import DEFAULT_TIMEOUT, Seconds, page_of
 from hutch.server.e2b.errors import Answer, status_of, text_of
 from hutch.server.e2b.labels import SESSION
 from hutch.server.e2b.requests import Request
