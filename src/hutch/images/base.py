@@ -20,7 +20,9 @@ INTERPRETER = "e2b-code-interpreter"
 DESKTOP = "e2b-desktop"
 PACKAGES = {
     BASE: ("bash", "ca-certificates", "curl", "git", "procps", "python3", "python3-pip", "python3-venv"),
-    INTERPRETER: ("nodejs", "python3-matplotlib", "python3-pandas", "python3-pil"),
+    INTERPRETER: (
+        "node-typescript", "nodejs", "python3-ipython", "python3-matplotlib", "python3-pandas", "python3-pil",
+    ),
     DESKTOP: (
         "dbus-x11", "libgtk-3-bin", "net-tools", "novnc", "python3-cffi-backend", "scrot", "x11-utils",
         "x11-xserver-utils", "x11vnc", "xauth", "xdg-utils", "xdotool", "xfce4-panel", "xfce4-session", "xfdesktop4",

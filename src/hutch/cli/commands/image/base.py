@@ -34,7 +34,7 @@ examples:
             action="store_const",
             const=base.INTERPRETER,
             dest="which",
-            help="that of `code-interpreter-v1`: also pandas, matplotlib, Node",
+            help="that of `code-interpreter-v1`: also IPython, pandas, matplotlib, Node, TypeScript",
         )
         which.add_argument(
             "--desktop",

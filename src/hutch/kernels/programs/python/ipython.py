@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from IPython.core import async_helpers
+from IPython.core import async_helpers, interactiveshell
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.formatters import BaseFormatter
@@ -19,6 +20,9 @@ from .display import CHART_MIME, TABLE_MIME, Displays, figure_forms, table_of
 
 if TYPE_CHECKING:
     import asyncio
+
+if hasattr(interactiveshell, "PickleShareDB"):  # Before IPython 9 every shell makes a directory for what magics keep.
+    interactiveshell.PickleShareDB = lambda _directory: {}
 
 
 class _ValueHook(DisplayHook):
@@ -71,11 +75,13 @@ class _Shell(InteractiveShell):
     displayhook_class = Type(_ValueHook)
     display_pub_class = Type(_Publisher)
     system = InteractiveShell.system_raw  # Its children write to our pipes; the other way needs a terminal.
+    profile_dir: Any = AnyTrait()
     failure: dict[str, str] | None = None
     db: ClassVar[dict[str, Any]] = {}  # What magics remember; IPython's own is a file of a profile.
 
     def init_profile_dir(self, profile_dir: Any = None) -> None:
-        """Write nothing to the user's home."""
+        """Make no profile in the user's home. Before IPython 9 every shell asks where its profile is."""
+        self.profile_dir = SimpleNamespace(location="")
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         own = "Interrupts._handle"  # The handler of an interrupt is no part of the code that was interrupted.
