@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from e2b import NotFoundException, TimeoutException
+from e2b import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
 from tests.e2e.e2b_sdk import E2B
@@ -101,6 +101,21 @@ def test_code_ends_with_its_sandbox(hutch_e2b: E2B) -> None:
     with pytest.raises(TimeoutException, match="was killed while the request was in progress"):
         sandbox.run_code("import time; time.sleep(300)", timeout=300)
     killing.join()
+
+
+def test_a_kernel_that_fails_to_start_is_an_error(hutch_e2b: E2B) -> None:
+    """(S13) Whoever waits for a kernel that fails, at once or after a while, is told why; the sandbox goes on."""
+    options = {**hutch_e2b.options, "envs": {"PATH": "/home/user/bin:/usr/bin:/bin"}}
+    with Sandbox.create(**options) as sandbox:
+        sandbox.files.write("bin/python3", "#!/bin/sh\necho no python today >&2; exit 3\n")
+        sandbox.commands.run("chmod +x bin/python3")
+        with pytest.raises(SandboxException, match="no python today"):
+            sandbox.run_code("1")
+        sandbox.files.write("bin/python3", "#!/bin/sh\nsleep 6; echo no python today >&2; exit 3\n")
+        error = sandbox.run_code("1").error
+        assert error is not None
+        assert "no python today" in error.value
+        assert sandbox.run_code("echo here", language="bash").logs.stdout == ["here\n"]
 
 
 def test_code_needs_the_token_of_its_sandbox(hutch_e2b: E2B, interpreter: Sandbox) -> None:

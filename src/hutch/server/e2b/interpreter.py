@@ -38,6 +38,7 @@ _HEAD: Message = {
 Line = dict[str, Any]
 Lines = asyncio.Queue[tuple[Line, int] | BaseException | None]
 """Lines with about how many bytes of memory they take."""
+_END: Line = {"type": "end_of_execution"}
 JSON_COST = 4
 """Bytes of memory that a byte of JSON takes when it was parsed."""
 
@@ -144,19 +145,30 @@ async def _execute(request: Request, send: Send) -> None:
 
 
 async def _stream(request: Request, body: ExecuteBody, send: Send) -> None:
-    """Send lines as they come. An error before the first of them still gets its own status."""
+    """Send lines as they come. An error before the first of them gets a status of its own.
+
+    A kernel may take longer to start than a client waits for a sign of life. If it then fails, a line says so.
+    """
     queue: Lines = asyncio.Queue(_QUEUED)
     run = asyncio.ensure_future(_run(request, body, queue))
     try:
         line = await _next_line(request, queue)
         await send(_HEAD)
-        while line is not None:
-            await send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
-            line = await _next_line(request, queue)
+        try:
+            while line is not None:
+                await _send_line(send, line)
+                line = await _next_line(request, queue)
+        except NotRunnable as error:
+            for line in (_error(error.code, text_of(error), text_of(error)), _END):
+                await _send_line(send, line)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         run.cancel()
         await asyncio.wait({run})
+
+
+async def _send_line(send: Send, line: Line) -> None:
+    await send({"type": "http.response.body", "body": encode_json(line) + b"\n", "more_body": True})
 
 
 async def _next_line(request: Request, queue: Lines) -> Line | None:
@@ -206,18 +218,21 @@ def _lines_of(piece: CodePiece) -> list[Line]:
     if piece.display is not None:
         return [_shown(piece.display)]
     if piece.error is not None:
-        return [{"type": "error", "name": piece.error.name, "value": piece.error.value,
-                 "traceback": piece.error.traceback}]  # fmt: skip
+        return [_error(piece.error.name, piece.error.value, piece.error.traceback)]
     return [] if piece.result is None else _end(piece.result)
+
+
+def _error(name: str, value: str, traceback: str) -> Line:
+    return {"type": "error", "name": name, "value": value, "traceback": traceback}
 
 
 def _end(result: CodeResult) -> list[Line]:
     lines: list[Line] = []
     if result.error is None and result.verdict.cause not in (Cause.OK, Cause.EXIT):
         message = result.verdict.message
-        lines.append({"type": "error", "name": str(result.verdict.cause), "value": message, "traceback": message})
+        lines.append(_error(str(result.verdict.cause), message, message))
     lines.append({"type": "number_of_executions", "execution_count": result.count})
-    lines.append({"type": "end_of_execution"})
+    lines.append(_END)
     return lines
 
 
