@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 from websockets.sync.client import connect
 
+from hutch.server.peers import Recorded
 from tests.keeper.postgres_server import database as database
 from tests.keeper.postgres_server import postgres as postgres
 from tests.server.previews.visiting import previewed
@@ -96,6 +98,24 @@ def test_a_preview_is_served_at_any_server(servers: tuple[Server, Server]) -> No
         ) as inner:
             inner.send("text ü")
             assert inner.recv(TIMEOUT_SECONDS) == "text ü"
+
+
+@pytest.mark.parametrize("message", [{"type": "websocket.receive", "bytes": b"x" * 50}, {"type": "http.request"}])
+async def test_what_is_kept_of_a_request_is_bounded(message: dict[str, object]) -> None:
+    """A WebSocket or a body without end, in pieces of any size, holds its first megabyte at most (lesson 46)."""
+
+    async def endless() -> dict[str, object]:
+        return dict(message)
+
+    received = Recorded(endless, most_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        for _ in range(30_000):
+            await received()
+        assert not received.is_whole
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_request_is_passed_on_in_circles_or_in_the_open(servers: tuple[Server, Server], database: str) -> None:

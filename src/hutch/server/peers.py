@@ -10,6 +10,7 @@ import ssl
 from urllib.parse import SplitResult, urlsplit
 
 from hutch.errors import HeldElsewhere, PortClosed, Unavailable
+from hutch.keeper.store.open_store import is_shared
 from hutch.server.previews.headers import PASSED_ON, Passage
 from hutch.server.previews.proxy import NotProxied, proxy_http
 from hutch.server.previews.websocket import proxy_websocket
@@ -19,30 +20,36 @@ from hutch.server.service import Service
 ANSWER_SECONDS = 3600.0
 """Some calls answer only when their command has ended."""
 _REPLAYED_BYTES = 1 << 20
+_MESSAGE_BYTES = 200
+"""What a message holds besides its content, so that empty ones are not kept without end."""
 _CONNECT_SECONDS = 10.0
 _PIECE_BYTES = 1 << 16
 
 
 class Recorded:
-    """A request's messages, of which a door may have read some before it learns that a peer keeps the box."""
+    """A request's messages, of which a door may have read some before it learns that a peer keeps the box.
 
-    def __init__(self, receive: Receive) -> None:
+    Threat: bodies and WebSockets have no end, so that only the first messages are kept, and only where there are peers.
+    """
+
+    def __init__(self, receive: Receive, *, most_bytes: int) -> None:
         self._receive = receive
         self._read: list[Message] = []
-        self._size = 0
+        self._left = most_bytes
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self._size += len(message.get("body", b""))
-        self._read.append(message)
-        if not self.is_whole:
-            self._read.clear()
+        if self.is_whole:
+            self._left -= _MESSAGE_BYTES + sum(len(message.get(part) or "") for part in ("body", "bytes", "text"))
+            self._read.append(message)
+            if not self.is_whole:
+                self._read.clear()
         return message
 
     @property
     def is_whole(self) -> bool:
         """Whether all that was read is still there; of a long body only its reader holds more."""
-        return self._size <= _REPLAYED_BYTES
+        return self._left >= 0
 
     async def again(self) -> Message:
         """Return the messages, from the first one on."""
@@ -54,6 +61,10 @@ class Peers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+
+    def recorded(self, receive: Receive) -> Recorded:
+        """Return a request's messages, to be read by a door that may have to pass the request on."""
+        return Recorded(receive, most_bytes=_REPLAYED_BYTES if is_shared(self._service.config) else -1)
 
     async def pass_on(self, elsewhere: HeldElsewhere, scope: Scope, received: Recorded, send: Send) -> None:
         """Let the server that the error names answer a request, which was authenticated here.

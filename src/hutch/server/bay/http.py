@@ -19,7 +19,7 @@ from hutch.providers.guest_client.allowance import allowed
 from hutch.server.auth import UNIX, Authenticator
 from hutch.server.handlers.receipts import who_of
 from hutch.server.multipart import parts_of
-from hutch.server.peers import Peers, Recorded
+from hutch.server.peers import Peers
 from hutch.server.request import ANONYMOUS, Call, Message, Receive, Reply, Scope, Send
 from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
@@ -80,7 +80,7 @@ class HttpDoor:
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = Recorded(receive)
+        received = self._peers.recorded(receive)
         call = Call(self.service, ANONYMOUS, scope, received, {})
         call.op = self.name
         started = False

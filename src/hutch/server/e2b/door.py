@@ -91,7 +91,7 @@ class E2BDoor:
             started = True
             await send(message)
 
-        received = Recorded(receive)
+        received = self._peers.recorded(receive)
         call = Call(self._service, ANONYMOUS, scope, received, {})
         call.op = f"e2b {scope['method']} {scope['path']}"[:200]
         try:

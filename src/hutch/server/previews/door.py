@@ -17,7 +17,7 @@ from hutch.policy.rights import UNBOUND
 from hutch.server.auth import Authenticator
 from hutch.server.error_status import status_of
 from hutch.server.http.connections import CONNECTION, Connection
-from hutch.server.peers import Peers, Recorded
+from hutch.server.peers import Peers
 from hutch.server.previews.access import Grant
 from hutch.server.previews.headers import COOKIE, TOKEN_HEADER, Headers, Visit, own_cookies, path_form_headers
 from hutch.server.previews.hosts import PATH_PREFIX, PathName, PortName, parse_path
@@ -67,7 +67,7 @@ class PreviewDoor:
 
         self._active += 1
         self._idle.clear()
-        received = Recorded(receive)
+        received = self._peers.recorded(receive)
         try:
             try:
                 await self._serve(scope, received, watched)
