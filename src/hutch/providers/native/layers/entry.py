@@ -57,6 +57,8 @@ class LayerEntry:
         self._sock = sock
         self._pages = pages
         self._guests: list[socket.socket] = []
+        self._awaits = False
+        """Whether PID 1 has not answered yet."""
         self._busy: list[str] = []
         self._busy_count = 0
         self._namespaces: list[int] = []
@@ -89,8 +91,6 @@ class LayerEntry:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._check_unmapped()
             view = View(self._proc_self)
-            if quiet:
-                self._await_stillness()
             self.step = self._request.action
             answer = action(self, view)
             with suppress(BrokenPipeError, ConnectionResetError):  # the keeper has died, and the box is switched
@@ -140,17 +140,19 @@ class LayerEntry:
             sock.sendall(frame(REQUEST, 1, encode(fields)))
             if name != "guest":
                 pids.append(self._hear(sock))
-        if not self._request.has_id_ranges:
+        if self._request.has_id_ranges:
+            self._awaits = True
+        else:
             self._hear(self._guests[-1])
 
-    def _await_stillness(self) -> None:
-        """Wait until the last guest stands still.
+    def await_stillness(self) -> None:
+        """Wait until the last guest stands still, which it was asked for before.
 
         Raises:
             Busy: Something works in the box.
         """
-        if self._request.has_id_ranges:
-            self.step = "await the box's guest"
+        if self._awaits:
+            self._awaits = False
             self._hear(self._guests[-1])
         if self._busy_count:
             raise Busy(self._busy[:20], self._busy_count)
@@ -232,10 +234,16 @@ class LayerEntry:
         return layer
 
     def _switch(self, view: View, below: State, fill: Callable[[], None] | None = None) -> str:
-        """Put a new empty layer over these, have `fill` write into it, and show it to the box."""
+        """Put a new empty layer over these, have `fill` write into it, and show it to the box.
+
+        The view is prepared while the guest finds out what works in the box, unless that could change its mount points.
+        """
+        if not view.merged.read_only:
+            self.await_stillness()
         layer = self._next_layer()
         try:
             view.prepare(layer, below)
+            self.await_stillness()
             if fill is not None:
                 fill()
             view.commit(layer)
@@ -247,17 +255,26 @@ class LayerEntry:
 
     def checkpoint(self, view: View) -> dict[str, Any]:
         """Freeze the present layer, and go on in a new one. If nothing was changed in it, it stays."""
+        shared = self.share(view) if self._request.values.get("share") else {}
         squash = bool(self._request.values.get("squash"))
-        is_unchanged = not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts))
-        if len(view.state) > 1 and is_unchanged and not squash:
+        if not squash and self._is_unchanged(view):
             self._keep(view, view.state)
-            answer: dict[str, Any] = {"state": view.state[1:], "layer": view.layer}
-        else:
-            below = self._squashed(view, view.state, whole=squash)
-            layer = self._switch(view, below)
-            self._keep(view, [layer, *below])
-            answer = {"state": below, "layer": layer, "squashed": below != view.state}
-        return {**answer, **self.share(view)} if self._request.values.get("share") else answer
+            return {"state": view.state[1:], "layer": view.layer, **shared}
+        below = self._squashed(view, view.state, whole=squash)
+        layer = self._switch(view, below)
+        self._keep(view, [layer, *below])
+        return {"state": below, "layer": layer, "squashed": below != view.state, **shared}
+
+    def _is_unchanged(self, view: View) -> bool:
+        """Whether the box has written nothing into its present layer, and there are others."""
+
+        def is_empty() -> bool:
+            return not any(os.listdir(upper(view.layer, part)) for part in (0, *view.parts))
+
+        if len(view.state) == 1 or not is_empty():
+            return False
+        self.await_stillness()
+        return is_empty()
 
     def copy(self, view: View) -> dict[str, Any]:
         """Copy the present layer of a box that is frozen as a whole."""
@@ -331,6 +348,7 @@ class LayerEntry:
 
     def merge(self, view: View) -> dict[str, Any]:
         """Bring the changes of a fork into this box, all or none."""
+        self.await_stillness()
         return self._long_answer(merge.merge(self, view))
 
     def attach_fork(self) -> None:
@@ -386,6 +404,7 @@ class LayerEntry:
         """Replace the lowest layers by one, if there are too many; or all that are not another box's, if `whole`."""
         if len(state) < (2 if whole else _SQUASH_FROM):
             return state
+        self.await_stillness()
         keeps, run, others = state[:_SQUASH_KEEPS], state[_SQUASH_KEEPS:], []
         if whole:
             keeps, run = [], [each for each in state if "/" not in each]
