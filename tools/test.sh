@@ -21,7 +21,10 @@ arguments=("$@")
 runs=()     # names of the pytest runs, in order
 unsteady=() # tests that passed at their second run only
 empty=0     # phases that selected no test
-stuck_seconds=1200
+stuck_seconds=2400
+# A busy machine may need more than pyproject.toml grants somebody who waits; some tests have a limit of their own, and
+# a process that is stuck in the kernel goes after the longest of them.
+patience=(--timeout=600 -o faulthandler_timeout=2000)
 
 # run NAME OPTION...: one pytest, its output shown and kept in $scratch/NAME.log. Returns pytest's exit code.
 run() {
@@ -31,7 +34,7 @@ run() {
   echo "== ${name//-/ }"
   # Written to a file, not through a pipe: a process that a test left behind would hold the pipe open for ever.
   : >"$log"
-  "$python" -m pytest --basetemp="$scratch/$name" "$@" "${arguments[@]}" >>"$log" 2>&1 </dev/null &
+  "$python" -m pytest --basetemp="$scratch/$name" "${patience[@]}" "$@" "${arguments[@]}" >>"$log" 2>&1 </dev/null &
   pid=$!
   end_if_stuck "$pid" "$log" &
   tail -n +1 -f --pid="$pid" "$log"

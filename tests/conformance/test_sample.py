@@ -45,7 +45,6 @@ def test_it_is_found_by_its_entry_point(installed: dict[str, str]) -> None:
 
 @needs_bwrap
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 def test_it_keeps_the_contract(installed: dict[str, str]) -> None:
     """The whole kit, as its author would run it."""
     shown = hutch(installed, "conformance", "bubblewrap", "--json")

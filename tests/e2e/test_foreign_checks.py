@@ -46,7 +46,7 @@ def run_suite(script: str, requirements: tuple[str, ...], *options: str) -> tupl
     return outcomes["PASSED"], outcomes["FAILED"]
 
 
-@pytest.mark.timeout(2400)  # the first run on a machine installs the package
+@pytest.mark.timeout(1800)  # the first run on a machine installs the package
 def test_inspect_ai_s_self_check_passes(rootless: bool) -> None:
     """All 44 checks; an ordinary user's boxes have one user, which inspect_ai lets a sandbox say."""
     passed, failed = run_suite("inspect_sandbox.py", INSPECT)
@@ -54,7 +54,7 @@ def test_inspect_ai_s_self_check_passes(rootless: bool) -> None:
     assert len(passed | failed) == 44
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1800)
 def test_langchain_s_integration_tests_pass() -> None:
     """All but those in which its two packages disagree."""
     passed, failed = run_suite("langchain_sandbox.py", LANGCHAIN, "-o", "asyncio_mode=auto")

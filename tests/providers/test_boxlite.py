@@ -51,7 +51,6 @@ async def test_the_probe_names_what_is_wrong_with_kvm(
     assert "virtualisation" in found.remedy
 
 
-@pytest.mark.timeout(120)
 async def test_the_real_package_on_this_machine(
     provider: BoxLiteProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ async def test_boxes_are_unknown_and_come_back(lasting: daemons.Daemon, short_tm
     async with opened(lasting, short_tmp, lane="api") as hutch:
         async with hutch.box(provider="docker") as box, hutch.box(provider="native") as other:
             job = await box.start(LOAD)
-            assert (await job.read(wait=5.0)).data
+            assert (await job.read(wait=30.0)).data
             lasting.kill()
             reason = await until_unknown(hutch, box)
             assert reason
@@ -71,7 +71,7 @@ async def test_boxes_are_unknown_and_come_back(lasting: daemons.Daemon, short_tm
             assert (await state_of(hutch, box))[0] is State.RUNNING
             again = await box.job(job.id)
             before = (await again.info()).stdout_total
-            assert (await again.read(before, wait=5.0)).data, "its jobs went on meanwhile"
+            assert (await again.read(before, wait=30.0)).data, "its jobs went on meanwhile"
 
 
 async def test_a_conversations_box_is_not_replaced_while_its_daemon_is_away(

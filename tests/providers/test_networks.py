@@ -102,7 +102,7 @@ async def test_neighbours_do_not_reach_each_other(docker: daemons.Daemon, tmp_pa
         assert found is not None
         address = found["NetworkSettings"]["Networks"][labels.network(two.record.box_id)]["IPAddress"]
         job = await two.start(Command(command=tuple(guest_bundle().python(LISTEN, "0.0.0.0"))))
-        port = int((await job.read(wait=10.0)).text)
+        port = int((await job.read(wait=30.0)).text)
         assert (await run(two, call(address, port))).stdout == "reached"
         assert (await run(one, call(address, port))).exit_code != 0
 

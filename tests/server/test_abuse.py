@@ -97,7 +97,6 @@ async def abused(server: Server, count: int, seconds: float) -> dict[str, object
     }  # fmt: skip
 
 
-@pytest.mark.timeout(300)
 async def test_a_second_owner_does_not_notice() -> None:
     """The short form: each kind of load a few times, for a moment."""
     with serving(**SETTINGS) as server:

@@ -18,7 +18,7 @@ from tests.server.test_browser import CHROMIUM, FLAGS
 
 NODE = ("react", "vue", "next", "express")
 TEMPLATES = (*NODE, "fastapi", "flask", "static")
-INSTALL_SECONDS = 280
+INSTALL_SECONDS = 480
 STEP_SECONDS = 20
 """A request waits this long, so that the client's own timeout does not decide."""
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")

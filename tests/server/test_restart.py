@@ -73,7 +73,6 @@ def guests_of(server: Server) -> list[str]:
     return [line for line in Path("/proc/net/unix").read_text().splitlines() if f" {server.run}/" in line]
 
 
-@pytest.mark.timeout(240)
 async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
     """Clients see only typed retryable errors; acknowledged work is there, done once; streams go on (B24)."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:

@@ -118,7 +118,6 @@ async def soak(server: Server, *, clients: int, phases: int, seconds: float) -> 
     return found, operations
 
 
-@pytest.mark.timeout(240)
 async def test_what_a_server_holds_does_not_grow() -> None:
     """Descriptors, threads, processes, directories and rows after each phase are those of the
     phase before; memory is judged by the proof, which has the time for it."""

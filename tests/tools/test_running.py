@@ -175,10 +175,10 @@ async def test_a_job_is_read_written_signalled_and_waited_for() -> None:
         job = started.structured["job"]
         assert job in started.text
         await done(tools, "job", action="write", job=job, input="one\n")
-        read = await done(tools, "job", action="read", job=job, wait=10)
+        read = await done(tools, "job", action="read", job=job, wait=30)
         assert read.structured["text"] == "got one\n"
         await done(tools, "job", action="write", job=job, input="two\n")
-        read = await done(tools, "job", action="read", job=job, wait=10)
+        read = await done(tools, "job", action="read", job=job, wait=30)
         assert read.structured["text"] == "got two\n"  # goes on where the last read ended
         again = await done(tools, "job", action="read", job=job, offset=0)
         assert again.structured["text"] == "got one\ngot two\n"
@@ -199,7 +199,7 @@ async def test_a_job_with_a_terminal_ends_as_it_wants() -> None:
     async with open_tools() as tools:
         for _ in range(20):
             job = (await done(tools, "job", action="start", command="tty; cat", terminal=True)).structured["job"]
-            read = await done(tools, "job", action="read", job=job, wait=10)
+            read = await done(tools, "job", action="read", job=job, wait=30)
             assert "/dev/pts" in read.structured["text"]
             await done(tools, "job", action="write", job=job, close_input=True)
             ended = await done(tools, "job", action="wait", job=job)

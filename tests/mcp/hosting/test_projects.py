@@ -63,7 +63,6 @@ def node_project(place: Path, cache: Path) -> Path:
     return place
 
 
-@pytest.mark.timeout(300)
 async def test_python_and_node(tmp_path: Path) -> None:
     """Sources that are only shown read-only are copied before anything is built beside them; what is installed is found
     again by the state of the project, and is installed again when that changes (B34, B35)."""
@@ -90,7 +89,6 @@ async def test_python_and_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(300)
 async def test_uv_runs_a_project(tmp_path: Path) -> None:
     """`uv run` makes its environment in a copy, never beside the sources; a module is found as well (B34, B35)."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel", "uv")

@@ -15,9 +15,7 @@ from tests.mcp.serving.clients import HUTCH, environ, facts_of
 from tests.server.serving import TIMEOUT_SECONDS, serving
 
 PACKAGE = Path(__file__).parent / "inspector" / "package.json"
-_INSTALLING = 240.0
-
-pytestmark = pytest.mark.timeout(290)
+_INSTALLING = 480.0
 
 
 @pytest.fixture(scope="session")
