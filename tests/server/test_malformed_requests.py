@@ -27,6 +27,8 @@ BODIES = (
     b'{"command": "\\ud800"}',
 )
 
+BODIED = ("POST", "PUT", "PATCH")
+"""The methods whose requests have a body; the others are the same whatever it would be."""
 
 USUAL: dict[str, Any] = {
     "command": "true", "pattern": "f", "path": "f", "source": "f", "target": "g", "old": "a", "new": "b",
@@ -45,7 +47,7 @@ def test_nonsense_is_refused_by_name(server: Server, client: Client) -> None:
             if route.path.endswith(("/watch", "/live", "/shutdown")):  # They have no end, or end the server.
                 continue
             used = "a" * 20 if route.op == "DELETE /v1/boxes/{box}" else box.rpartition("/")[2]
-            for body in BODIES:
+            for body in BODIES if route.method in BODIED else BODIES[:1]:
                 path = _path(route, chance, used, job, strange=0)
                 _check(client, route, path, body)
             for _ in range(25):
@@ -57,7 +59,7 @@ def test_nonsense_is_refused_by_name(server: Server, client: Client) -> None:
 
 
 def _check(client: Client, route: Route, path: str, body: bytes) -> None:
-    answer = client.call(route.method, path, body if route.method in ("POST", "PUT") else None)
+    answer = client.call(route.method, path, body if route.method in BODIED else None)
     assert answer.status < 500, (route.op, path, body[:200], answer)
     if answer.status >= 400 and answer.status != 416:
         assert answer.json()["code"], (route.op, answer)
