@@ -8,9 +8,12 @@ import os
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hutch.cli.commands import COMMANDS, GROUPS
+
+if TYPE_CHECKING:
+    from hutch.cli.bundle import Bundle
 
 KEEPS_BOXES = (
     "run", "shell", "box", "volume", "image", "skill", "events", "receipts",
@@ -21,6 +24,8 @@ FAILED = 125
 """The exit code if Hutch itself failed. docker, env and timeout use it too; commands rarely do."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+_bundles: "list[Bundle]" = []
 
 HELP = """\
 usage: hutch COMMAND [OPTIONS]
@@ -56,6 +61,8 @@ def main() -> NoReturn:
     _fill_standard_descriptors()
     try:
         code = command(sys.argv[1:])
+        for bundle in _bundles:
+            bundle.save()
     except KeyboardInterrupt:  # also while we are still importing
         code = INTERRUPTED
     try:
@@ -81,6 +88,7 @@ def command(argv: list[str]) -> int:
     if name in ("run", "shell"):
         gc.disable()  # until the box runs (`run_in_new_box`): collections during the imports cost a tenth of the start
         _start_engine(rest)
+        _use_bundle()
         _import_libraries_lightly()
     elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and not _remote(argv):
         _start_engine(rest)
@@ -130,6 +138,19 @@ def _start_engine(words: list[str]) -> None:
     from hutch.providers.native.spawn.launch import launch_early
 
     launch_early()
+
+
+def _use_bundle() -> None:
+    """Import the modules of a run from one file, if we were started by the script beside the interpreter.
+
+    With `python -m` another directory comes first on the path, which may give any name another meaning.
+    """
+    if sys.path[:1] == [os.path.dirname(sys.executable)]:
+        from hutch.cli.bundle import Bundle
+
+        compiled = os.path.dirname(__spec__.cached or __file__)
+        _bundles.append(Bundle(os.path.join(compiled, f"run.{sys.implementation.cache_tag}.bundle")))
+        _bundles[0].install()
 
 
 class _Later(ModuleType):
