@@ -52,7 +52,7 @@ class Progress:
     """
 
     def __init__(self, file: Path, *, notes: bool) -> None:
-        """An xdist worker notes nothing, because its controller hears of every test."""
+        """An xdist worker notes nothing, because its controller is notified of every test."""
         self._file = file
         self._notes = notes
         self._ended = frozenset(json.loads(line) for line in file.read_text().splitlines()) if file.exists() else ()

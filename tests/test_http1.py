@@ -27,7 +27,7 @@ class Pieces:
 @pytest.mark.parametrize("data", [CHUNKED, SIZED])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 async def test_cuts_make_no_difference(data: bytes, size: int) -> None:
-    """What follows the answer stays in the source for whoever reads next."""
+    """What follows the answer stays in the source for the next reader."""
     source = Pieces(data, size)
     head = await http1.read_head(source)
     body = b"".join([piece async for piece in http1.read_body(source, head)])

@@ -73,7 +73,7 @@ def test_nothing_that_a_box_wrote_can_forge_a_line(lines: list[str], format: str
         assert line.endswith(" after=z\n")
 
 
-def test_fields_whose_name_tells_a_secret_are_hidden(lines: list[str]) -> None:
+def test_fields_whose_name_suggests_a_secret_are_hidden(lines: list[str]) -> None:
     names = ("secret", "api_key", "apikey", "key", "ssh_key", "token", "access_token", "password", "PASSWD", "Cookie",
              "authorization", "credentials", "passphrase")  # fmt: skip
     logs.log("x").info("event", **dict.fromkeys(names, "hunter2"), nested={"deep": [{"token": "hunter2"}]})

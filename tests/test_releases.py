@@ -34,7 +34,7 @@ class NewerServer(Server):
 
 
 async def test_a_client_reads_the_answers_of_a_newer_server() -> None:
-    """One field more in every record of every answer, and states and causes that it has never heard of: an older client
+    """One field more in every record of every answer, and states and causes that it does not know: an older client
     does all of its work, and says of those that it does not know them."""
     server = NewerServer()
     try:
@@ -85,7 +85,7 @@ def test_a_server_refuses_what_it_does_not_know() -> None:
         server.close()
 
 
-async def test_a_store_of_a_newer_release_tells_its_past_and_keeps_its_boxes(tmp_path: Path) -> None:
+async def test_a_store_of_a_newer_release_can_be_read_and_keeps_its_boxes(tmp_path: Path) -> None:
     """Events are read; a box's record is refused with its schema, since writing it would lose what is not known."""
     path = tmp_path / "hutch.db"
     store = SqliteStore(path)
@@ -130,8 +130,8 @@ def _grow(db: sqlite3.Connection, table: str, **changes: object) -> None:
     """Every body has a field more."""
     for rowid, body in db.execute(f"SELECT {_KEYS[table]}, body FROM {table}").fetchall():
         grown = {**json.loads(body), **changes, "of_a_newer_release": {"deep": [1]}}
-        told = json.dumps(grown, separators=(",", ":")).encode()
-        db.execute(f"UPDATE {table} SET body = ? WHERE {_KEYS[table]} = ?", (told, rowid))
+        reply = json.dumps(grown, separators=(",", ":")).encode()
+        db.execute(f"UPDATE {table} SET body = ? WHERE {_KEYS[table]} = ?", (reply, rowid))
 
 
 _KEYS = {"events": "seq", "boxes": "id", "receipts": "seq"}

@@ -101,27 +101,27 @@ def test_a_remote_box_without_await() -> None:
         assert hutch.boxes() == ()
 
 
-def test_a_forked_child_is_told_at_once() -> None:
+def test_a_forked_child_gets_an_error_at_once() -> None:
     """A fork has no thread that could answer: it gets an error with a remedy instead of waiting for ever (P4)."""
     with Hutch() as hutch, hutch.box() as box:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            told = b"nothing"
+            reply = b"nothing"
             try:
                 signal.alarm(60)  # what hangs ends without a word
                 box.exec("true")
             except Conflict as error:
-                told = f"{error.message} ({error.remedy})".encode()
+                reply = f"{error.message} ({error.remedy})".encode()
                 hutch.close()  # leaves the parent's boxes alone
             finally:
-                os.write(writing, told)
+                os.write(writing, reply)
                 os._exit(0)
         os.close(writing)
         with open(reading, "rb") as answer:
-            told = answer.read().decode()
+            reply = answer.read().decode()
         os.waitpid(child, 0)
-        assert f"this Hutch belongs to process {os.getpid()}" in told and "after the fork" in told
+        assert f"this Hutch belongs to process {os.getpid()}" in reply and "after the fork" in reply
         assert box.exec("echo here").stdout == "here\n"
 
 

@@ -35,7 +35,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
         telemetry.off()
 
 
-def test_nothing_is_imported_while_nobody_asks() -> None:
+def test_nothing_is_imported_unless_asked() -> None:
     script = (
         "import sys, asyncio; import hutch.server.run; from hutch.keeper.embedded import Hutch\n"
         "from hutch import telemetry\n"
@@ -64,10 +64,10 @@ def test_the_standard_environment_decides(environ: dict[str, str], asked: bool) 
     assert telemetry.configured(environ) is asked
 
 
-def test_an_exporter_that_is_not_there_is_told_with_its_remedy() -> None:
+def test_a_missing_exporter_is_reported_with_its_remedy() -> None:
     telemetry.off()  # a keeper of an earlier test has joined what this file has loaded
-    told = telemetry.set_up({"OTEL_TRACES_EXPORTER": "pigeon"})
-    assert "pigeon" in told and "hutch[otel]" in told
+    answer = telemetry.set_up({"OTEL_TRACES_EXPORTER": "pigeon"})
+    assert "pigeon" in answer and "hutch[otel]" in answer
     assert not telemetry.on
 
 
@@ -93,7 +93,7 @@ async def test_spans_of_creation_commands_and_files(spans: InMemorySpanExporter)
     assert "exit 2" not in shown and "none" not in dict(found["hutch.files.read"].attributes or {}).values()
 
 
-async def test_a_span_tells_an_error_by_its_code_alone(spans: InMemorySpanExporter) -> None:
+async def test_a_span_has_only_the_code_of_an_error(spans: InMemorySpanExporter) -> None:
     """What an error quotes (here a directory's name) is in no span: no message, no stack (lesson 37)."""
     async with Hutch(store="memory") as hutch:
         with pytest.raises(HutchError, match="correct-horse-battery"):

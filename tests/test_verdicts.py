@@ -88,7 +88,7 @@ def test_the_cause(
         ("Resource temporarily unavailable", Room(space={}), Cause.EXIT),
     ],
 )
-def test_who_was_refused_a_process_where_nobody_counts(output: str, room: Room, cause: Cause) -> None:
+def test_a_refused_process_where_no_counter_exists(output: str, room: Room, cause: Cause) -> None:
     """Both must speak for it, what the program says and how many it started; and then it is a guess (P4)."""
     verdict = decide(
         ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room,
@@ -125,7 +125,7 @@ def test_a_fact_of_the_box_is_uncertain_when_several_commands_ran(after: Counter
     assert "cannot be said which" in verdict.message
 
 
-def test_a_kill_nobody_saw_begin_is_not_explained() -> None:
+def test_a_kill_whose_start_was_not_seen_is_not_explained() -> None:
     """After a keeper's restart there is no count from before."""
     verdict = decide(by(signal.SIGKILL), before=None, after=OOM, limits=LIMITS)
     assert verdict.cause is Cause.SIGNAL
@@ -139,7 +139,7 @@ def test_a_timeout_has_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "after", "told"),
+    ("end", "after", "is_remedy"),
     [
         (ended(6), CALM, True),
         (by(signal.SIGKILL, timed_out=True), CALM, True),
@@ -148,9 +148,11 @@ def test_a_timeout_has_its_numbers() -> None:
         (ended(0), CALM, False),
     ],
 )
-def test_trouble_of_the_box_is_told_where_no_limit_explains_the_failure(end: End, after: Counters, told: bool) -> None:
+def test_trouble_of_the_box_is_the_remedy_where_no_limit_explains_the_failure(
+    end: End, after: Counters, is_remedy: bool
+) -> None:
     verdict = decide(end, before=CALM, after=after, limits=LIMITS, trouble="no network: use a new box")
-    assert (verdict.remedy == "no network: use a new box") is told
+    assert (verdict.remedy == "no network: use a new box") is is_remedy
     assert verdict.cause is decide(end, before=CALM, after=after, limits=LIMITS).cause
 
 

@@ -22,7 +22,7 @@ def docker(directory: Path) -> Iterator[Engine]:
         raise PeerMissing("its daemon needs root")
     sock, settings = directory / "docker.sock", directory / "daemon.json"
     runsc = shutil.which("runsc")
-    # gVisor makes its own network stack unless it is told that there is none.
+    # gVisor makes its own network stack unless an option says that there is none.
     runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
     settings.write_text(json.dumps({"runtimes": runtimes}))
     argv = [
@@ -41,7 +41,7 @@ def docker(directory: Path) -> Iterator[Engine]:
 
 
 def _in_own_mount_namespace(argv: list[str], directory: Path) -> list[str]:
-    """The daemon in a mount namespace with a /dev/null of its own; what it mounts goes with the namespace.
+    """The daemon in a mount namespace with a /dev/null of its own; what it mounts is removed with the namespace.
 
     runsc gives its standard streams to `nobody`, and those of a detached container are the machine's /dev/null.
     """

@@ -10,7 +10,7 @@ from bench.peers.daemon import CGROUP, daemon
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerMissing
 
-# Podman raises these to the machine's maxima unless told otherwise, and a machine may forbid that.
+# Podman raises these to the machine's maxima unless an option says otherwise, and a machine may forbid that.
 LIMITS = {"nofile": 1024, "nproc": 1024}
 
 

@@ -19,7 +19,7 @@ LIVES = 20
 
 
 def committed(database: str) -> int:
-    """Return the transactions of all connections that were closed: open ones tell theirs only now and then."""
+    """Return the transactions of all connections that were closed: open ones report theirs only now and then."""
     with psycopg.connect(database, autocommit=True) as db:
         row = db.execute("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()").fetchone()
         assert row is not None

@@ -64,8 +64,8 @@ async def test_kernels_are_started_listed_interrupted_restarted_and_removed(open
         await box.files.mkdir("below")
         kernel = await box.kernels.start("py", cwd="below", env={"MINE": "yes"})
         assert (kernel.language, kernel.cwd, kernel.state) == ("python", "below", KernelState.IDLE)
-        told = await box.python("import os; print(os.getcwd(), os.environ['MINE'])", kernel=kernel.id)
-        assert told.stdout.strip().endswith("/below yes") and told.kernel == kernel.id
+        answer = await box.python("import os; print(os.getcwd(), os.environ['MINE'])", kernel=kernel.id)
+        assert answer.stdout.strip().endswith("/below yes") and answer.kernel == kernel.id
 
         other = await box.python("mine = 1")
         assert other.kernel == "python"
@@ -121,7 +121,7 @@ async def test_pieces_arrive_while_the_code_runs(open_hutch: Open) -> None:
 
 
 async def test_output_without_end_is_bounded(open_hutch: Open) -> None:
-    """100 MB of output and 10,000 displays are a bounded result, and the kernel goes on (S5)."""
+    """100 MB of output and 10,000 displays are a bounded result, and the kernel stays (S5)."""
     async with open_hutch() as hutch, hutch.box(memory_mb=512) as box:
         flood = await box.python("for _ in range(100): print('x' * 1_000_000)")
         assert flood.ok and flood.stdout_total == 100_000_100 and len(flood.stdout) < 1_100_000
@@ -137,7 +137,7 @@ async def test_output_without_end_is_bounded(open_hutch: Open) -> None:
 
 
 async def test_a_kernel_dies_of_memory_alone(open_hutch: Open, rootless: bool) -> None:
-    """A kernel without memory is a result that says so; the box and its other kernels go on (S5)."""
+    """A kernel without memory is a result that says so; the box and its other kernels keep running (S5)."""
     async with open_hutch() as hutch, hutch.box(memory_mb=128) as box:
         assert (await box.code("bash", "left=1")).ok
         died = await box.python("hoard = []\nwhile True: hoard.append(b'x' * (1 << 20))", timeout=60)

@@ -107,7 +107,7 @@ async def test_a_command_that_is_read_along(open_hutch: Open) -> None:
 
 
 async def test_cancelling_kills(open_hutch: Open) -> None:
-    """A caller that goes away takes its command along."""
+    """A command ends with the caller that disconnects."""
     async with open_hutch() as hutch, hutch.box() as box:
         running = asyncio.create_task(box.exec("touch begun; sleep 1000; touch ended"))
         while not await box.files.exists("begun"):

@@ -77,21 +77,21 @@ async def test_created_hooks_are_safe_under_concurrency(open_hutch: Open) -> Non
 
 
 async def test_destroyed_hooks_hear_of_every_end(open_hutch: Open) -> None:
-    """A call, the end of a `with`, a clock: each box's end is told once, with its cause (P10)."""
-    told: asyncio.Queue[Event] = asyncio.Queue()
+    """A call, the end of a `with`, a clock: each box's end is one event, with its cause (P10)."""
+    answer: asyncio.Queue[Event] = asyncio.Queue()
     async with open_hutch() as hutch:
 
         async def broken(event: Event) -> None:
             raise RuntimeError("a hook that fails stops nothing")
 
         await hutch.on_destroyed(broken)
-        await hutch.on_destroyed(told.put)
+        await hutch.on_destroyed(answer.put)
         called = await hutch.create()
         await called.destroy()
         async with hutch.box() as left:
             pass
         timed = await hutch.create(ttl_sec=1)
-        events = [await asyncio.wait_for(told.get(), TIMEOUT) for _ in range(3)]
+        events = [await asyncio.wait_for(answer.get(), TIMEOUT) for _ in range(3)]
         assert [(event.box_id, event.cause) for event in events] == [
             (called.id, "call"), (left.id, "call"), (timed.id, "ttl"),
         ]  # fmt: skip
@@ -215,7 +215,7 @@ async def test_a_plan_is_what_a_box_would_be(open_hutch: Open) -> None:
             await hutch.plan(memory_mb=-1)
 
 
-async def test_status_tells_profile_and_clocks(open_hutch: Open) -> None:
+async def test_status_shows_profile_and_clocks(open_hutch: Open) -> None:
     """What a status card shows: the profile of new boxes and how long they live (B13, B41)."""
     async with open_hutch() as hutch, hutch.box() as box:
         status = await hutch.status()

@@ -112,7 +112,7 @@ async def test_searching(open_hutch: Open) -> None:
 
 
 async def test_names_of_any_bytes(open_hutch: Open, tmp_path: Path) -> None:
-    """A file's name need not be UTF-8: every operation takes it and tells it."""
+    """A file's name need not be UTF-8: every operation takes it and returns it."""
     async with open_hutch() as hutch, hutch.box() as box:
         files = box.files
         assert (await files.write(f"d/{ODD}", "x")).path == f"d/{ODD}"
@@ -156,7 +156,7 @@ async def test_a_watch(open_hutch: Open) -> None:
 
 
 async def test_trees(open_hutch: Open, tmp_path: Path) -> None:
-    """Whole trees both ways: modes, symlinks, into a directory that is there; what cannot be read is told."""
+    """Whole trees both ways: modes, symlinks, into a directory that is there; what cannot be read is reported."""
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep" / "file").write_bytes(os.urandom(3_000_000))

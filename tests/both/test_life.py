@@ -1,4 +1,4 @@
-"""A box's clocks, its scope and its end, as they are told here and at a server alike."""
+"""A box's clocks, its scope and its end, as they are reported here and at a server alike."""
 
 import asyncio
 
@@ -71,7 +71,7 @@ async def test_a_task_has_a_box_of_each_kind(open_hutch: Open) -> None:
 
 
 async def test_a_handle_on_a_destroyed_box_says_so(open_hutch: Open) -> None:
-    """ "has been destroyed", whoever asks for what; nothing that is stale (P4)."""
+    """ "has been destroyed" is the answer to every request; nothing that is stale (P4)."""
     async with open_hutch() as hutch:
         box = await hutch.create()
         await box.destroy()

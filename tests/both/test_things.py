@@ -45,7 +45,7 @@ async def test_a_temporary_box_becomes_persistent(open_hutch: Open) -> None:
             await hutch.destroy(box.id, force=True)
 
 
-async def test_a_box_that_cannot_become_persistent_says_why_and_goes_on(open_hutch: Open) -> None:
+async def test_a_box_that_cannot_become_persistent_gives_the_reason_and_keeps_running(open_hutch: Open) -> None:
     """The values of secrets are in no record, so such a box could not come back as it was (P15)."""
     async with open_hutch() as hutch, hutch.box(secrets={"KEY": "hidden"}) as box:
         await box.files.write("f", "here")
@@ -86,7 +86,7 @@ async def test_a_box_that_changes(open_hutch: Open) -> None:
 
 
 async def test_volumes_and_events(open_hutch: Open) -> None:
-    """A volume outlives boxes; what happened is told in order (P12)."""
+    """A volume outlives boxes; what happened is listed in order (P12)."""
     name = f"v{os.urandom(4).hex()}"
     async with open_hutch() as hutch:
         made = await hutch.volumes.create(name)

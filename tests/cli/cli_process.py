@@ -40,17 +40,18 @@ def answer(*words: str, **options: Any) -> tuple[int, dict[str, Any]]:
 
 
 def started(*words: str, **options: Any) -> subprocess.Popen[bytes]:
-    """A call that goes on; use it as a context manager, in which it is killed if it is still there at the end."""
+    """A command that keeps running; use it as a context manager, in which it is killed if it is still there at the
+    end."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     env = {**os.environ, **options.pop("env", {})}
     return Killed([*HUTCH, *words], bufsize=0, env=env, **{**pipes, **options})
 
 
 class Killed(subprocess.Popen[bytes]):
-    def __exit__(self, *told: Any) -> None:
+    def __exit__(self, *reply: Any) -> None:
         if self.poll() is None:
             self.kill()
-        super().__exit__(*told)
+        super().__exit__(*reply)
 
 
 def boxes(run: Path) -> set[str]:

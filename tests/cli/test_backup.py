@@ -53,7 +53,7 @@ def _check(state: Path, run: Path, box_id: str) -> None:
         box.destroy()
 
 
-def test_a_state_directory_goes_elsewhere_and_back(tmp_path: Path) -> None:
+def test_a_state_directory_is_backed_up_and_restored_elsewhere(tmp_path: Path) -> None:
     """Files with their modes and links, volumes, skills, receipts that verify, sealed environments, in another
     directory than before; the file is private, and nothing is overwritten."""
     box_id = _fill(tmp_path / "s", tmp_path / "r")

@@ -35,9 +35,9 @@ def test_a_box_made_by_one_process_is_used_by_others(home: Home) -> None:
     assert (code, result["stdout"], result["box"]["id"]) == (0, "in\n1 /tmp\n", box)
     assert home.json("box", "jobs", box)["jobs"] == []
     assert home.good("box", "destroy", "first").strip() == box
-    code, told = home.answer("box", "show", box)
-    assert (code, told["error"]["code"]) == (125, "gone")
-    assert "destroyed by a call" in told["error"]["message"]
+    code, answer = home.answer("box", "show", box)
+    assert (code, answer["error"]["code"]) == (125, "gone")
+    assert "destroyed by a call" in answer["error"]["message"]
 
 
 def test_a_program_that_is_not_there(home: Home) -> None:
@@ -64,8 +64,8 @@ def test_a_job_outlives_the_process_that_started_it(home: Home) -> None:
     done = home.hutch("box", "attach", "jobs", job, stdin=b"this\n")
     assert (done.returncode, done.stdout.endswith(b"got this\n")) == (5, True), done
     assert home.good("box", "logs", "--follow", "jobs") == "out\ngot this\n"
-    code, told = home.answer("box", "logs", "jobs", "other")
-    assert (code, told["error"]["code"]) == (125, "not_found")
+    code, answer = home.answer("box", "logs", "jobs", "other")
+    assert (code, answer["error"]["code"]) == (125, "not_found")
 
 
 def _wait_for_output(home: Home, box: str, job: str, wanted: str) -> None:
@@ -146,12 +146,12 @@ def test_the_lease_between_sessions(home: Home) -> None:
 def test_paused_boxes_stand_still_until_they_are_used(home: Home) -> None:
     """A pause outlives its process; looking does not wake, use does. Without a freezer it is refused."""
     home.good("box", "create", "--name", "sleepy")
-    code, told = home.answer("box", "pause", "sleepy")
+    code, answer = home.answer("box", "pause", "sleepy")
     native = NativeProvider(state_dir=str(home.state), run_dir=str(home.run))
     if asyncio.run(native.probe()).pause is not Pause.FREEZE:
-        assert (code, told["error"]["code"]) == (125, "unsupported")
+        assert (code, answer["error"]["code"]) == (125, "unsupported")
         return
-    assert (code, told["state"]) == (0, "paused")
+    assert (code, answer["state"]) == (0, "paused")
     assert home.json("box", "show", "sleepy")["state"] == "paused"
     assert home.good("box", "exec", "sleepy", "echo", "awake") == "awake\n"
     assert home.json("box", "resume", "sleepy")["state"] == "running"
@@ -180,15 +180,15 @@ def test_a_persistent_box_stops_and_comes_back(home: Home) -> None:
     assert home.answer("box", "stop", "fleeting")[1]["error"]["code"] == "conflict"
 
 
-def test_a_box_that_nobody_uses_ends_and_says_so(home: Home) -> None:
-    """DESIGN §5, nobody forgotten: its own clock ends it, looking does not extend it, and the record tells why."""
+def test_an_unused_box_ends_and_the_next_command_reports_it(home: Home) -> None:
+    """DESIGN §5, nobody forgotten: its own clock ends it, looking does not extend it, and the record says why."""
     box = home.good("box", "create", "--keep", "0.5s").strip()
     end = time.monotonic() + TIMEOUT
     while box in home.good("box", "list", "--names"):
         assert time.monotonic() < end
-    code, told = home.answer("box", "exec", box, "true")
-    assert (code, told["error"]["code"]) == (125, "gone")
-    assert "nobody used it" in told["error"]["message"]
+    code, answer = home.answer("box", "exec", box, "true")
+    assert (code, answer["error"]["code"]) == (125, "gone")
+    assert "nobody used it" in answer["error"]["message"]
     done = home.hutch("box", "create", "--keep", "2d")
     assert (done.returncode, b"24h" in done.stderr) == (125, True)
 
@@ -196,17 +196,17 @@ def test_a_box_that_nobody_uses_ends_and_says_so(home: Home) -> None:
 async def test_a_box_of_a_live_process_is_left_alone(home: Home) -> None:
     """Its use is refused as `held_elsewhere`, with a remedy; it can be observed, and used once its process is gone."""
     async with Hutch(state_dir=home.state, run_dir=home.run) as hutch, hutch.box(name="theirs") as box:
-        code, told = await asyncio.to_thread(home.answer, "box", "exec", "theirs", "true")
-        assert (code, told["error"]["code"]) == (125, "held_elsewhere")
-        assert told["error"]["remedy"]
+        code, answer = await asyncio.to_thread(home.answer, "box", "exec", "theirs", "true")
+        assert (code, answer["error"]["code"]) == (125, "held_elsewhere")
+        assert answer["error"]["remedy"]
         shown = await asyncio.to_thread(home.json, "box", "show", "theirs")
         assert (shown["id"], shown["in_use_by_a_process"], shown["jobs"]) == (box.id, True, None)
-        code, told = await asyncio.to_thread(home.answer, "box", "destroy", "theirs", "--force")
-        assert (code, told["errors"][0]["code"]) == (125, "held_elsewhere")
+        code, answer = await asyncio.to_thread(home.answer, "box", "destroy", "theirs", "--force")
+        assert (code, answer["errors"][0]["code"]) == (125, "held_elsewhere")
         assert (await box.exec("true")).ok
 
 
-async def test_boxes_that_stay_are_nobody_elses(home: Home) -> None:
+async def test_kept_boxes_are_left_alone_by_other_programs(home: Home) -> None:
     """A program with a Hutch of its own on the same directories, and `hutch prune`, leave them to themselves; asked
     for by id, the program may use one, and it stays all the same."""
     box = (await asyncio.to_thread(home.good, "box", "create", "--name", "staying")).strip()
@@ -221,7 +221,7 @@ async def test_boxes_that_stay_are_nobody_elses(home: Home) -> None:
 
 
 def test_a_terminal_job_is_joined_and_left(home: Home) -> None:
-    """attach on a terminal: keys go in raw, Ctrl-] leaves, the job goes on."""
+    """attach on a terminal: keys go in raw, Ctrl-] leaves, the job keeps running."""
     home.good("box", "create", "--name", "screen")
     job = home.good("box", "exec", "--detach", "--tty", "screen", "sh").strip()
     with on_terminal("box", "attach", "screen", job, env=home.env) as (process, screen):

@@ -29,7 +29,7 @@ def test_code_keeps_its_variables_between_commands(home: Home) -> None:
 
 
 def test_a_prompt_on_a_terminal(home: Home) -> None:
-    """Blocks go on until they are complete, values are shown, and Ctrl-D leaves the variables in the box."""
+    """Blocks continue until they are complete, values are shown, and Ctrl-D leaves the variables in the box."""
     home.good("box", "create", "--name", "prompt", "--memory", "512")
     with on_terminal("box", "python", "prompt", env=home.env) as (process, screen):
         read_until(screen, b">>> ")
@@ -52,8 +52,8 @@ def test_an_environment_is_prepared_and_used(home: Home) -> None:
     assert prepared["prefix"] in home.good("kernel", "show")
     assert f"prepared in {prepared['prefix']}: Python kernels start warm" in home.hutch("doctor").stdout.decode()
     home.good("box", "create", "--name", "warm", "--memory", "512")
-    told = home.good("box", "python", "-c", "import sys\nprint('pandas' in sys.modules, sys.prefix)", "warm")
-    assert told == f"True {prepared['prefix']}\n"
+    answer = home.good("box", "python", "-c", "import sys\nprint('pandas' in sys.modules, sys.prefix)", "warm")
+    assert answer == f"True {prepared['prefix']}\n"
     assert home.good("box", "python", "-c", "kept = pd = __import__('pandas').Series([1, 2, 3])", "warm") == ""
     fork = home.good("box", "fork", "--kernel", "warm").strip()
     assert home.good("box", "python", "-c", "int(kept.sum())", fork) == "6\n"

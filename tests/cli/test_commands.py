@@ -46,7 +46,7 @@ def test_a_command_without_its_action_names_the_choices() -> None:
 
 
 def test_shared_options_may_stand_before_the_command(tmp_path: Path) -> None:
-    """`hutch --config FILE --json config show`: a file that was named is used, and each value tells its origin."""
+    """`hutch --config FILE --json config show`: a file that was named is used, and each value has its origin."""
     file = tmp_path / "mine.toml"
     file.write_text('max_boxes = 7\n[profiles.tiny]\nlimits = { pids = 9 }\ndescription = "small"\n')
     done = hutch("--config", str(file), "--json", "config", "show")

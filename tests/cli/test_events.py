@@ -12,14 +12,14 @@ pytestmark = pytest.mark.slow
 
 
 def test_events_as_they_were_and_as_they_come(home: Home) -> None:
-    """A box's life is told in order, from a number on, and followed while other processes act (P10)."""
+    """A box's events come in order, from a number on, and followed while other processes act (P10)."""
     box = home.good("box", "create", "--name", "told").strip()
-    told = home.json("events", "--box", "told")
-    assert [(event["kind"], event["new"]) for event in told["events"]] == [
+    answer = home.json("events", "--box", "told")
+    assert [(event["kind"], event["new"]) for event in answer["events"]] == [
         ("created", "creating"),
         ("state", "running"),
     ]
-    after = str(told["last"])
+    after = str(answer["last"])
     home.good("box", "exec", "told", "true")
     assert home.json("events", "--after", after)["events"] == [], "a box that goes from hand to hand is no news"
     with started("events", "--follow", "--json", "--after", after, env=home.env) as process:

@@ -41,16 +41,16 @@ def test_run_fetches_what_is_missing_and_runs_what_the_image_says(home: Home, ap
 
 def test_an_image_without_a_command_of_its_own_says_so(home: Home, registry: Server) -> None:
     name = registry.push("cli/mute", small())
-    code, told = home.answer("run", "--image", f"oci:{name}")
-    assert code == 125 and "names none" in told["error"]["message"]
-    code, told = home.answer("run")
-    assert code == 125 and "no command" in told["error"]["message"]
+    code, answer = home.answer("run", "--image", f"oci:{name}")
+    assert code == 125 and "names none" in answer["error"]["message"]
+    code, answer = home.answer("run")
+    assert code == 125 and "no command" in answer["error"]["message"]
 
 
-def test_pull_never_tells_how_to_pull(home: Home, registry: Server) -> None:
+def test_an_image_that_pull_never_forbids_is_refused_with_a_remedy(home: Home, registry: Server) -> None:
     name = registry.push("cli/never", small())
-    code, told = home.answer("run", "--image", f"oci:{name}", "--pull", "never", "--", "true")
-    assert code == 125 and told["error"]["remedy"] == f"hutch image pull {name}"
+    code, answer = home.answer("run", "--image", f"oci:{name}", "--pull", "never", "--", "true")
+    assert code == 125 and answer["error"]["remedy"] == f"hutch image pull {name}"
 
 
 def test_list_show_remove_prune(home: Home, registry: Server) -> None:
@@ -64,16 +64,16 @@ def test_list_show_remove_prune(home: Home, registry: Server) -> None:
     assert "user:      app" in text and pulled["digest"] in text
     assert name in home.good("image", "list")
     box = home.good("box", "create", "--image", f"oci:{name}").strip()
-    code, told = home.answer("image", "remove", name)
-    assert code == 125 and told["error"]["code"] == "conflict" and told["error"]["details"]["boxes"] == [box]
+    code, answer = home.answer("image", "remove", name)
+    assert code == 125 and answer["error"]["code"] == "conflict" and answer["error"]["details"]["boxes"] == [box]
     assert home.json("image", "show", name)["boxes"] == [box]
     assert home.json("image", "remove", "--force", name)["removed"] == [name]
     home.json("image", "prune")
     assert home.good("box", "exec", box, "--", "cat", "/srv/text") == "of the image", "the box keeps its layers"
     home.good("box", "destroy", box)
     home.json("image", "prune")
-    code, told = home.answer("image", "show", name)
-    assert code == 125 and told["error"]["code"] == "not_found"
+    code, answer = home.answer("image", "show", name)
+    assert code == 125 and answer["error"]["code"] == "not_found"
 
 
 def test_box_create_fetches_too(home: Home, registry: Server) -> None:
@@ -92,12 +92,12 @@ def test_bars_on_a_terminal(home: Home, registry: Server) -> None:
             [*HUTCH, "image", "pull", name], stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal,
             env={**os.environ, **home.env, "TERM": "xterm"},
         )  # fmt: skip
-        told = read_until(controller, b"sha256:")
+        answer = read_until(controller, b"sha256:")
         assert process.wait(TIMEOUT) == 0
     finally:
         os.close(controller)
         os.close(terminal)
-    assert b"\x1b[" in told and b"done, 3.1 MB" in told
+    assert b"\x1b[" in answer and b"done, 3.1 MB" in answer
 
 
 def test_a_password_is_read_and_never_shown(home: Home, tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_import_and_export(home: Home, app: str, tmp_path: Path) -> None:
     root = tar_of(directory("etc"), ("etc/x", {"data": b"x"}))
     assert home.hutch("image", "import", "-", "plain", stdin=root).returncode == 0
     assert {"moved:1", "plain:latest"} <= {each["short"] for each in home.json("image", "list")["images"]}
-    code, told = home.answer("image", "import", str(tmp_path / "nothing"), "x")
-    assert code == 125 and told["error"]["code"] == "not_found"
+    code, answer = home.answer("image", "import", str(tmp_path / "nothing"), "x")
+    assert code == 125 and answer["error"]["code"] == "not_found"
     home.good("image", "remove", "moved:1", "plain")
 
 
@@ -166,11 +166,11 @@ def test_build(home: Home, app: str, tmp_path: Path, rootless: bool) -> None:
 
 
 def test_a_build_step_that_fails_makes_no_image(home: Home, app: str) -> None:
-    code, told = home.answer(
+    code, answer = home.answer(
         "image", "build", "failed", "--from", app, "--user", "root", "--run", "echo no >&2; exit 3"
     )
-    assert code == 125 and told["error"]["details"]["exit_code"] == 3
-    assert "step 2 of 2" in told["error"]["message"] and told["error"]["details"]["stderr"] == "no\n"
+    assert code == 125 and answer["error"]["details"]["exit_code"] == 3
+    assert "step 2 of 2" in answer["error"]["message"] and answer["error"]["details"]["stderr"] == "no\n"
     assert home.answer("image", "show", "failed")[0] == 125
     for words in (("--copy", "nothing"), ("--copy", "/nowhere:/x"), ("--workdir",)):
         assert home.answer("image", "build", "failed", "--from", app, *words)[0] == 125
@@ -186,11 +186,11 @@ def test_a_build_has_no_network_unless_asked(home: Home, app: str) -> None:
 
 def test_a_build_step_that_waits_for_ever_is_ended_and_says_for_what(home: Home, app: str) -> None:
     """Without an outside network a step hung; it has a bound of its own, and the error says where to look."""
-    code, told = home.answer(
+    code, answer = home.answer(
         "image", "build", "hung", "--from", app, "--user", "root", "--timeout", "0.5", "--run", "while :; do :; done"
     )
-    assert code == 125 and "step 2 of 2" in told["error"]["message"]
-    assert "--timeout" in told["error"]["remedy"] and "--net on" in told["error"]["remedy"]
+    assert code == 125 and "step 2 of 2" in answer["error"]["message"]
+    assert "--timeout" in answer["error"]["remedy"] and "--net on" in answer["error"]["remedy"]
     assert "30m" in home.good("image", "build", "--help")
 
 
@@ -216,16 +216,16 @@ def test_settings_of_images(home: Home, registry: Server, tmp_path: Path) -> Non
     config.write_text(
         '[images.bounds]\nentries = 10\n[images.registries."h:1"]\nusername = "a"\npassword = "hunter2"\n'
     )
-    code, told = home.answer("image", "pull", "--config", str(config), name)
-    assert code == 125 and "more than 10 entries" in told["error"]["message"]
+    code, answer = home.answer("image", "pull", "--config", str(config), name)
+    assert code == 125 and "more than 10 entries" in answer["error"]["message"]
     shown = home.good("config", "show", "--config", str(config))
     assert "hunter2" not in shown and "entries" in shown
     config.write_text('[images]\npull = "sometimes"\n')
-    code, told = home.answer("image", "list", "--config", str(config))
+    code, answer = home.answer("image", "list", "--config", str(config))
     assert (
         code == 125
-        and "hutch.toml:" in told["error"]["message"]
-        and "missing, always, never" in told["error"]["message"]
+        and "hutch.toml:" in answer["error"]["message"]
+        and "missing, always, never" in answer["error"]["message"]
     )
 
 
@@ -248,11 +248,11 @@ def test_an_image_of_a_box(home: Home, app: str, tmp_path: Path, rootless: bool)
     home.good("image", "export", "mine:1", "--output", str(tmp_path / "mine.tar"))
     moved = home.json("image", "import", str(tmp_path / "mine.tar"), "moved:2")["images"][0]
     assert moved["digest"] == image["digest"], "other engines get the same image"
-    refused, told = home.answer("image", "from-box", "none", "x")
-    assert refused != 0 and told
+    refused, answer = home.answer("image", "from-box", "none", "x")
+    assert refused != 0 and answer
     assert home.hutch("box", "create", "--name", "plain", "--image", "host", "--keep", "10m").returncode == 0
-    refused, told = home.answer("image", "from-box", "plain", "x")
-    assert refused != 0 and "oci:" in str(told)
+    refused, answer = home.answer("image", "from-box", "plain", "x")
+    assert refused != 0 and "oci:" in str(answer)
 
 
 def test_an_image_of_a_box_has_the_same_files_on_docker(home: Home, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Boxes that no process keeps: what holds them, what ends them, and what is told of them afterwards."""
+"""Boxes that no process keeps: what holds them, what ends them, and what is reported of them afterwards."""
 
 import time
 from pathlib import Path
@@ -16,12 +16,12 @@ KEEP = 2.0
 
 def test_a_detached_job_keeps_its_box(home: Home) -> None:
     """Of two boxes that are left for as long, the idle one ends and the one at work does not; prune spares it too.
-    Afterwards it is told what happened, whatever the box is asked for by (P4, B8)."""
+    Afterwards every command reports what happened, however it names the box (P4, B8)."""
     working, job = at_work(home)
     home.good("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")
-    told = _gone(home, "idle")
-    assert "(idle) has been destroyed: nobody used it for 2s" in told
-    assert "beginning of an id" not in told
+    answer = _gone(home, "idle")
+    assert "(idle) has been destroyed: nobody used it for 2s" in answer
+    assert "beginning of an id" not in answer
     time.sleep(2 * KEEP)
     assert working not in home.good("prune")
     assert home.good("box", "logs", "working", job) == "begun\n"
@@ -45,9 +45,9 @@ def test_every_command_says_that_a_box_was_destroyed(home: Home, tmp_path: Path)
             ("lease", text), ("release", text), ("takeover", text), ("cp", f"{text}:f", str(tmp_path / "f")),
             ("export", text, str(tmp_path / "box.tar")),
         ):  # fmt: skip
-            code, told = home.answer("box", *words)
-            assert (code, told.get("error", {}).get("code")) == (125, "gone"), (words, told)
-            assert f"box {box} (ended) has been destroyed: destroyed by a call" in told["error"]["message"]
+            code, answer = home.answer("box", *words)
+            assert (code, answer.get("error", {}).get("code")) == (125, "gone"), (words, answer)
+            assert f"box {box} (ended) has been destroyed: destroyed by a call" in answer["error"]["message"]
         (error,) = home.answer("box", "destroy", text)[1]["errors"]
         assert error["code"] == "gone" and "has been destroyed" in error["message"]
     assert box not in [each["id"] for each in home.json("box", "list")["boxes"]]
@@ -71,7 +71,7 @@ def at_work(home: Home) -> tuple[str, str]:
 
 
 def _gone(home: Home, name: str) -> str:
-    """What is told of a box when it has ended by itself. Each look winds its clock up again."""
+    """Return what is reported of a box when it has ended by itself. Each request would reset its clock."""
     end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         time.sleep(3 * KEEP)

@@ -28,7 +28,7 @@ def test_a_name_that_dns_does_not_know_is_called_that() -> None:
     assert b"DNS knows no such host, or does not answer here" in done.stderr
 
 
-def test_a_cut_timeout_is_told_before_the_command_runs(tmp_path: Path) -> None:
+def test_a_clamped_timeout_is_reported_before_the_command_runs(tmp_path: Path) -> None:
     """The note stands before the command's first output, and what it offers is possible."""
     done = hutch("run", "--timeout", "600", "--", "sh", "-c", "echo begun >&2")
     note, begun = done.stderr.decode().splitlines()
@@ -38,7 +38,7 @@ def test_a_cut_timeout_is_told_before_the_command_runs(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"begun\n")
 
 
-def test_a_full_disk_is_told_in_megabytes() -> None:
+def test_a_full_disk_is_reported_in_megabytes() -> None:
     done = hutch("run", "--disk", "16", "--", "sh", "-c", "head -c 40000000 /dev/zero > /workspace/full")
     assert b"all 16 MB are used (remove files, or raise limits.disk_mb)" in done.stderr
     assert b"16777216" not in done.stderr

@@ -85,7 +85,7 @@ def test_doctor_sees_a_full_disk(short: Path) -> None:
     assert "HUTCH_STATE_DIR" in finding["fix"]
 
 
-def test_a_machine_without_user_namespaces_is_told_the_fix(short: Path) -> None:
+def test_a_machine_without_user_namespaces_gets_the_fix(short: Path) -> None:
     """The obstacle and the exact fix, and no box, no process, no directory of one (lesson 34)."""
     script = "$HUTCH run --json -- true; $HUTCH box create --json; $HUTCH doctor --json; :"
     run, create, report = on_a_machine_poor_in("namespaces", short, script)

@@ -1,4 +1,4 @@
-"""`hutch prune`: what a killed process left goes; what lives is not touched (lesson 1) (lesson 2) (lesson 10)."""
+"""`hutch prune`: what a killed process left is removed; what lives is not touched (lesson 1) (lesson 2) (lesson 10)."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ pytestmark = pytest.mark.slow
 
 def left_behind(env: dict[str, str]) -> list[tuple[str, str]]:
     """Boxes and keepers that a prune has found; what killed tests left besides is nobody's concern here."""
-    _, told = answer("prune", env=env)
-    found = [(leftover["kind"], leftover["name"]) for leftover in told["leftovers"]]
+    _, reply = answer("prune", env=env)
+    found = [(leftover["kind"], leftover["name"]) for leftover in reply["leftovers"]]
     return [each for each in found if each[0] in ("box", "keeper")]
 
 
-def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories: Path) -> None:
-    """The box of a keeper that was killed is found, told and removed; that of a live one goes on (lesson 10)."""
+def test_prune_removes_what_a_killed_process_left_and_keeps_live_boxes(hutch_directories: Path) -> None:
+    """The box of a keeper that was killed is found, listed and removed; that of a live one stays (lesson 10)."""
     state, run = hutch_directories / "ps", hutch_directories / "pr"
     env = {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run), "HUTCH_ORPHAN_GRACE_SEC": "600"}
     command = ("run", "--timeout", "100", "--", "sh", "-c", "echo ready; read line; echo $line")
@@ -35,9 +35,9 @@ def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories:
         before = boxes(run)
         assert len(before) == 2
 
-        code, told = answer("prune", "--dry-run", env=env)
-        assert (code, told["dry_run"]) == (0, True)
-        (left,) = [leftover["name"] for leftover in told["leftovers"] if leftover["kind"] == "box"]
+        code, reply = answer("prune", "--dry-run", env=env)
+        assert (code, reply["dry_run"]) == (0, True)
+        (left,) = [leftover["name"] for leftover in reply["leftovers"] if leftover["kind"] == "box"]
         assert left in before
         assert boxes(run) == before
 
@@ -65,7 +65,7 @@ def wait_for_no_groups(keeper: str, env: dict[str, str]) -> None:
         hutch("prune", env=env)
 
 
-def test_a_box_whose_keeper_is_unknown_waits_while_anybody_lives(hutch_directories: Path) -> None:
+def test_prune_keeps_a_box_of_an_unknown_keeper_while_any_keeper_lives(hutch_directories: Path) -> None:
     """A directory that nobody has signed may be a box that is being made this moment."""
     state, run = hutch_directories / "qs", hutch_directories / "qr"
     env = {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run)}

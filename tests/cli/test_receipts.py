@@ -1,4 +1,4 @@
-"""`hutch receipts`: list, show, verify and export, beside whoever writes them."""
+"""`hutch receipts`: list, show, verify and export, beside the processes that write them."""
 
 import json
 import sqlite3
@@ -12,7 +12,7 @@ from tests.cli.conftest import Home
 pytestmark = pytest.mark.slow
 
 
-def test_a_box_is_told_by_its_receipts(home: Home) -> None:
+def test_receipts_list_what_was_done_to_a_box(home: Home) -> None:
     """What commands did, in which session, also when the box is gone."""
     box = home.good("box", "create", "--name", "told").strip()
     home.hutch("box", "exec", "told", "--", "sh", "-c", "exit 3")
@@ -59,5 +59,5 @@ def test_verify_and_export(home: Home, tmp_path: Path) -> None:
         db.execute("UPDATE receipts SET body = ? WHERE box = ? AND seq = 2", (body.replace(b"box.", b"bix."), box))
     broken = home.hutch("receipts", "verify")
     assert broken.returncode == 1 and f"{box}: BROKEN at receipt 2".encode() in broken.stdout
-    code, told = home.answer("receipts", "verify", box)
-    assert (code, told["ok"], told["chains"][0]["broken"]) == (1, False, 2)
+    code, answer = home.answer("receipts", "verify", box)
+    assert (code, answer["ok"], answer["chains"][0]["broken"]) == (1, False, 2)

@@ -57,7 +57,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def home(server: Server, hutch_directories: Path) -> Iterator[Home]:
-    """Commands that are told of a server by the environment, with a key."""
+    """Commands that get the address of a server from the environment, with a key."""
     more = {"HUTCH_SERVER": server.announcement["url"], "HUTCH_KEY": server.key("user", "cli")}
     place = ServedHome(hutch_directories / "ns", hutch_directories / "nr", more)
     yield place
@@ -69,13 +69,13 @@ def home(server: Server, hutch_directories: Path) -> Iterator[Home]:
 
 @pytest.fixture(params=["named", "owner"])
 def either(request: pytest.FixtureRequest, server: Server, home: Home) -> Home:
-    """The same, or commands on the state directory that the server owns, which are told nothing."""
+    """The same, or commands on the state directory that the server owns, which get no address."""
     return home if request.param == "named" else ServedHome(server.state, server.run)
 
 
 def test_a_detached_job_keeps_its_box_at_a_server(home: Home) -> None:
     """Nobody holds either box any more; the idle one ends and the one at work does not, until its job has ended.
-    Afterwards it is told what happened (B8, P4)."""
+    Afterwards every command reports what happened (B8, P4)."""
     working, job = at_work(home)
     home.good("box", "release", "working")
     idle = home.json("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")["id"]
@@ -89,12 +89,12 @@ def test_a_detached_job_keeps_its_box_at_a_server(home: Home) -> None:
 
 
 def ended(home: Home, name: str) -> str:
-    """What is told of a box when it has ended by itself. Looking does not keep it."""
+    """Return what is reported of a box when it has ended by itself. Listing does not keep it."""
     end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
-        code, told = home.answer("box", "show", name)
+        code, answer = home.answer("box", "show", name)
         if code:
-            return str(told["error"]["message"])
+            return str(answer["error"]["message"])
         time.sleep(0.2)
     raise AssertionError(f"box {name} did not end")
 
@@ -114,13 +114,13 @@ def test_boxes_are_the_servers(either: Home, server: Server) -> None:
 
 
 def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path) -> None:
-    """Out of a server and back, with another name and --keep; what is wrong with the caller's own file is told as that,
-    and nothing of the server's own paths (S10)."""
+    """Out of a server and back, with another name and --keep; what is wrong with the caller's own file is reported as
+    that, and nothing of the server's own paths (S10)."""
     file = tmp_path / "mover.hutch"
     either.good("box", "create", "--name", "mover", "--label", "a=b")
     either.good("box", "exec", "mover", "--", "sh", "-c", "echo content >file")
-    told = either.json("box", "export", "mover", str(file))
-    assert (told["parts"], told["size"]) == (["workspace", "home"], file.stat().st_size)
+    answer = either.json("box", "export", "mover", str(file))
+    assert (answer["parts"], answer["size"]) == (["workspace", "home"], file.stat().st_size)
     assert file.stat().st_mode & 0o077 == 0, "what is in a box is its owner's"
     moved = either.good("box", "import", str(file), "--name", "moved", "--keep", "2h").strip()
     assert either.good("box", "exec", "moved", "--", "cat", "file") == "content\n"
@@ -162,7 +162,7 @@ def test_an_exported_box_is_its_owners(home: Home, server: Server, tmp_path: Pat
 
 
 def test_volumes_and_events(either: Home) -> None:
-    """A volume is shared by boxes and outlives them; what happened is told in order, and followed as it comes."""
+    """A volume is shared by boxes and outlives them; what happened is listed in order, and followed as it comes."""
     either.good("volume", "create", "shared")
     assert either.answer("volume", "create", "shared")[1]["error"]["code"] == "conflict"
     box = either.good("box", "create", "--workspace", "volume:shared").strip()
@@ -186,10 +186,10 @@ def test_volumes_and_events(either: Home) -> None:
 
 
 def test_the_status(either: Home, server: Server, tmp_path: Path) -> None:
-    """Ready, unreachable and disabled are told apart, by exit code, text and JSON (B25)."""
-    told = either.json("status")
-    assert (told["state"], told["available"], told["provider"]) == ("ready", True, "native")
-    assert told["server"].startswith(("unix:", "http://"))
+    """Ready, unreachable and disabled are distinguished, by exit code, text and JSON (B25)."""
+    answer = either.json("status")
+    assert (answer["state"], answer["available"], answer["provider"]) == ("ready", True, "native")
+    assert answer["server"].startswith(("unix:", "http://"))
     assert "state:    ready" in either.good("status")
     nobody = {"HUTCH_SERVER": f"unix:{tmp_path}/none"}
     done = hutch("status", "--json", env=nobody)

@@ -65,21 +65,21 @@ def test_a_timeout_has_its_code_and_its_line() -> None:
     assert line.startswith("hutch: timeout: ")
 
 
-def test_a_limit_that_was_met_has_its_line() -> None:
+def test_a_limit_that_was_reached_is_reported_on_a_line() -> None:
     """The command's own exit code, and beside its own complaint the limit and the remedy (lesson 24)."""
     done = hutch("run", "--disk", "4", "--", "sh", "-c", "head -c 20000000 /dev/zero > file; exit 3")
     assert done.returncode == 3
     assert "hutch: disk: " in done.stderr.decode()
 
 
-def test_an_adjustment_is_told() -> None:
+def test_an_adjustment_is_reported() -> None:
     """What policy changed is said; the command runs all the same."""
     done = hutch("run", "--timeout", "600", "--", "true")
     assert done.returncode == 0
     assert "timeout_sec 600 → 120" in done.stderr.decode()
 
 
-def test_more_memory_than_the_machine_has_is_told() -> None:
+def test_more_memory_than_the_machine_has_is_reported() -> None:
     """A limit that could hold nothing back becomes what there is, and says so (B17)."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     done = hutch("run", "--memory", "9999999", "--", "true")

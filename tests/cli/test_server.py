@@ -1,4 +1,4 @@
-"""`--json` of the commands that go on: what a program that starts them can read."""
+"""`--json` of the commands that keep running: what a program that starts them can read."""
 
 import json
 import os
@@ -17,19 +17,19 @@ def settings(top: Path) -> dict[str, str]:
     return {"HUTCH_STATE_DIR": str(top / "s"), "HUTCH_RUN_DIR": str(top / "r"), "HUTCH_LOG_LEVEL": "error"}
 
 
-async def test_a_server_tells_a_program_when_and_where_it_serves(hutch_directories: Path) -> None:
+async def test_a_server_reports_when_and_where_it_serves(hutch_directories: Path) -> None:
     """One line, when requests are taken, that says all that the lines for people do (B30)."""
     env = settings(hutch_directories / "on")
     for first in (True, False):
         with started("serve", "--json", "--port", "0", env=env) as process:
             assert process.stdout
-            told = json.loads(read_until(process.stdout.fileno(), b"\n"))
-            assert (told["pid"], told["socket"]) == (process.pid, f"{env['HUTCH_RUN_DIR']}/server.sock")
-            assert (told["enabled"], told["usable"], told["provider"]) == (True, True, "native"), told
-            assert (told["isolation"], told["receipts"], told["taken_over"]) == ("namespaces", "on", 0)
+            reply = json.loads(read_until(process.stdout.fileno(), b"\n"))
+            assert (reply["pid"], reply["socket"]) == (process.pid, f"{env['HUTCH_RUN_DIR']}/server.sock")
+            assert (reply["enabled"], reply["usable"], reply["provider"]) == (True, True, "native"), reply
+            assert (reply["isolation"], reply["receipts"], reply["taken_over"]) == ("namespaces", "on", 0)
             key = Path(env["HUTCH_STATE_DIR"], "first-key")
-            assert told["first_key"] == (str(key) if first else "")
-            async with RemoteHutch(told["url"], key=key.read_text().strip()) as client:
+            assert reply["first_key"] == (str(key) if first else "")
+            async with RemoteHutch(reply["url"], key=key.read_text().strip()) as client:
                 async with client.box(memory_mb=64) as box:
                     assert (await box.exec("echo here")).stdout == "here\n"
             process.terminate()
@@ -47,8 +47,8 @@ def test_a_key_made_before_the_first_start_does_not_cost_the_admin_s(hutch_direc
     assert b"no admin's key yet" in early.stderr
     with started("serve", "--json", "--port", "0", env=env) as process:
         assert process.stdout
-        told = json.loads(read_until(process.stdout.fileno(), b"\n"))
-        assert told["first_key"] == str(Path(env["HUTCH_STATE_DIR"], "first-key"))
+        reply = json.loads(read_until(process.stdout.fileno(), b"\n"))
+        assert reply["first_key"] == str(Path(env["HUTCH_STATE_DIR"], "first-key"))
         process.terminate()
         process.communicate(timeout=TIMEOUT)
     listed = json.loads(hutch("key", "list", "--json", env=env).stdout)["keys"]
@@ -73,8 +73,8 @@ def test_a_server_that_cannot_make_boxes_says_so_in_json(hutch_directories: Path
     env = settings(hutch_directories / "off") | {"HUTCH_ENABLED": "false"}
     with started("serve", "--json", "--host", "", env=env) as process:
         assert process.stdout
-        told = json.loads(read_until(process.stdout.fileno(), b"\n"))
-        assert (told["enabled"], told["url"]) == (False, "")
+        reply = json.loads(read_until(process.stdout.fileno(), b"\n"))
+        assert (reply["enabled"], reply["url"]) == (False, "")
 
 
 def test_mcp_says_what_json_is_about_and_keeps_its_output_clean(tmp_path: Path) -> None:

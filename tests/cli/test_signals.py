@@ -42,7 +42,7 @@ def test_a_signal_that_kills_is_128_and_its_number() -> None:
 
 
 def test_a_second_interrupt_kills(hutch_directories: Path) -> None:
-    """Ctrl-C twice: a command that does not listen is killed, and its box goes with it."""
+    """Ctrl-C twice: a command that does not listen is killed, and its box ends with it."""
     script = "trap 'echo heard' INT; echo ready; while :; do sleep 0.05; done"
     with (
         leaving_no_trace(hutch_directories / "r", hutch_directories / "s"),

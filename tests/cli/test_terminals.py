@@ -51,7 +51,7 @@ def test_a_shell_on_a_terminal() -> None:
 
 
 def test_keys_for_the_box_are_not_signals_for_us() -> None:
-    """Ctrl-C on the terminal interrupts the program in the box; Hutch and the box go on."""
+    """Ctrl-C on the terminal interrupts the program in the box; Hutch and the box keep running."""
     script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
     with on_terminal("run", "-t", "--", "sh", "-c", script) as (process, screen):
         read_until(screen, b"ready")

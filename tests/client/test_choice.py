@@ -75,7 +75,7 @@ def test_addresses_that_are_none(url: str) -> None:
         Hutch(url)
 
 
-def test_a_key_for_nobody() -> None:
+def test_a_key_without_a_server_is_refused() -> None:
     with pytest.raises(Invalid, match="none was named"):
         Hutch(key="k")
 

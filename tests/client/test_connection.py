@@ -93,7 +93,8 @@ async def test_a_killed_server_is_found_again() -> None:
 
 
 async def test_a_clean_close_is_a_disconnect() -> None:
-    """A server that ends in good order is gone all the same, and is found again; waits go on at the next one (B24)."""
+    """A server that ends in good order is gone all the same, and is found again; waits continue at the next one
+    (B24)."""
     news = News()
     with serving() as server:
         async with Hutch(unix(server), rhythm=QUICK, on_connection_change=news) as hutch:
@@ -189,7 +190,7 @@ async def test_a_server_that_comes_later(server: Server, wire: Path) -> None:
                 assert (await box.exec("true")).ok
 
 
-async def test_a_wrong_key_is_told(server: Server) -> None:
+async def test_a_wrong_key_is_reported(server: Server) -> None:
     """Unauthenticated is neither a lost connection nor a server that is away."""
     news = News()
     async with Hutch(server.announcement["url"], key="nothing", rhythm=QUICK, on_connection_change=news) as hutch:

@@ -29,7 +29,7 @@ async def test_a_cut_exec_is_taken_up_again(server: Server, wire: Path) -> None:
             assert (await running).stdout == "run\n"
 
 
-async def test_answers_that_were_lost_are_told_again(server: Server, wire: Path) -> None:
+async def test_lost_answers_are_sent_again(server: Server, wire: Path) -> None:
     """The server did it and the answer never came: the same result again, and nothing done twice."""
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=QUICK) as hutch:
         async with hutch.box() as box:

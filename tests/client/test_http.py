@@ -101,9 +101,9 @@ async def test_what_breaks_off_is_no_answer(wire: Path, data: bytes) -> None:
 )
 async def test_what_is_no_hutch(wire: Path, data: bytes) -> None:
     """Named as what it is, and not retried."""
-    with pytest.raises(Unavailable, match="no Hutch server") as told:
+    with pytest.raises(Unavailable, match="no Hutch server") as raised:
         await answered(wire, data, close=False)
-    assert not told.value.retryable
+    assert not raised.value.retryable
 
 
 async def test_connections_are_kept_and_dropped(wire: Path) -> None:

@@ -79,7 +79,7 @@ async def test_the_end_of_a_session_frees_its_boxes(server: Server) -> None:
 
 
 async def test_two_handles_of_one_session(server: Server) -> None:
-    """The lease goes with the last of them, as it does embedded."""
+    """The lease ends with the last of them, as it does embedded."""
     async with Hutch(unix(server), rhythm=QUICK) as hutch:
         one = await hutch.create()
         two = await hutch.attach(one.id)

@@ -22,7 +22,7 @@ RHYTHM = Rhythm(interval_sec=1.0, answer_timeout_sec=5.0, retry_sec=0.1, max_ret
 
 
 async def client(url: str, number: int, seconds: float, everybody: asyncio.Barrier) -> dict[str, int]:
-    """One agent's work, each step checked: what was acknowledged is there, what is read goes on at its cursor."""
+    """One agent's work, each step checked: what was acknowledged is there, reading resumes at its cursor."""
     seen = {"operations": 0, "refused": 0, "lines": 0}
     chance = random.Random(number)
     async with Hutch(url, session=f"storm-{number}", rhythm=RHYTHM) as hutch:
@@ -74,14 +74,14 @@ async def storm(server: Server, count: int, seconds: float, kills: int) -> dict[
     for _ in range(kills):
         await asyncio.sleep(seconds / (kills + 1))
         await asyncio.to_thread(restart, server, signal.SIGKILL)
-    told = await working.stdout.read()
+    answer = await working.stdout.read()
     assert await working.wait() == 0
-    seen: dict[str, int] = json.loads(told)
+    seen: dict[str, int] = json.loads(answer)
     return seen
 
 
 async def test_a_few_clients_and_a_kill() -> None:
-    """Only typed, retryable errors; nothing acknowledged is lost; streams go on."""
+    """Only typed, retryable errors; nothing acknowledged is lost; streams continue."""
     with serving() as server:
         seen = await storm(server, 4, 6.0, 1)
     assert seen["operations"] and seen["lines"], seen

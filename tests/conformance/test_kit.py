@@ -96,7 +96,7 @@ class KeepsNothing(Modest):
 
 
 @pytest.mark.parametrize(("kind", "name"), [(HasNoTerminals, "terminal.echo"), (KeepsNothing, "life.stop_and_restore")])
-def test_a_clean_refusal_is_told_apart_from_success(kind: type[Modest], name: str) -> None:
+def test_a_clean_refusal_is_distinguished_from_success(kind: type[Modest], name: str) -> None:
     report = found(of(kind), name)
     assert [finding.outcome for finding in report.findings] == [Outcome.REFUSED], report.findings
     assert report.ok
@@ -122,7 +122,7 @@ def test_a_provider_that_hangs_is_given_up() -> None:
     }
 
 
-def test_an_error_that_is_no_hutch_error_is_a_failure_and_the_run_goes_on() -> None:
+def test_an_error_that_is_no_hutch_error_is_a_failure_and_the_run_continues() -> None:
     report = found(of(RaisesBuiltins), "life.create", "life.record")
     assert [finding.outcome for finding in report.findings] == [Outcome.FAILED, Outcome.PASSED]
     assert "KeyError, which is no HutchError" in report.findings[0].message
@@ -133,7 +133,7 @@ class Unusable(Mutant):
         return Capabilities(provider="native", usable=False, reason="no kernel", isolation=Isolation.NONE)
 
 
-def test_an_unusable_provider_is_told_with_its_reason() -> None:
+def test_an_unusable_provider_is_reported_with_its_reason() -> None:
     with pytest.raises(Unavailable, match="no kernel"):
         found(of(Unusable))
 
@@ -167,8 +167,8 @@ def test_the_command_shows_findings_and_fails_if_one_does() -> None:
     command = [sys.executable, "-m", "hutch.cli.main", "conformance", "native", "--check", "life.record"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (shown.returncode, "life.record" in shown.stdout, "1 passed" in shown.stdout) == (0, True, True), shown
-    told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
-    answer = json.loads(told.stdout)
+    reply = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    answer = json.loads(reply.stdout)
     assert answer.pop("ok") is True
     assert Finding.from_plain(answer["findings"][0]).outcome is Outcome.PASSED
     wrong = subprocess.run([*command[:-1], "no.such"], capture_output=True, text=True, timeout=60)

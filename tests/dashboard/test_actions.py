@@ -152,7 +152,7 @@ def test_a_preview_whose_port_closes(visitor: Visitor, sample: Sample, client: C
 
 
 def test_a_skill_from_a_zip_file(visitor: Visitor, sample: Sample, client: Client, tmp_path: Path) -> None:
-    """A skill is looked at before it is installed, pinned so that nothing changes it, and removed."""
+    """A skill is previewed before it is installed, pinned so that nothing changes it, and removed."""
     (tmp_path / "packed.zip").write_bytes(archive("packed"))
     page = visitor.sign_in(sample.user, "/skills")
     press(page, "Install a skill")

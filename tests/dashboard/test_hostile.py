@@ -77,8 +77,8 @@ def test_a_page_in_a_preview_has_no_session(visitor: Visitor, sample: Sample, bo
     until(lambda: client.good("GET", f"/v1/boxes/{box_id}/ports")["ports"])
     page = visitor.sign_in(sample.user, f"/boxes/{box_id}/ports")
     page.get_by_role("button", name="Preview", exact=True).click()
-    told = page.frame_locator("iframe.preview").locator("#told").inner_text()
-    facts = dict(each.split("=", 1) for each in told.split(";"))
+    answer = page.frame_locator("iframe.preview").locator("#told").inner_text()
+    facts = dict(each.split("=", 1) for each in answer.split(";"))
     assert facts["cookie"] in ("none", "refused") and facts["parent"] == "refused"
     assert facts["/v1/boxes"] == "refused" and facts["/v1/dashboard/session"] == "refused"
     assert page.url.endswith("/ports")

@@ -52,8 +52,8 @@ def test_charts_begin_with_a_past(visitor: Visitor, sample: Sample) -> None:
     def samples() -> list[dict[str, float]]:
         connection, response = sample.server.tcp(sample.admin).open("GET", "/v1/dashboard/live")
         try:
-            told = next(line for line in iter(response.readline, b"") if line.startswith(b"data: "))
-            found: list[dict[str, float]] = json.loads(told[6:])["numbers"]["samples"]
+            answer = next(line for line in iter(response.readline, b"") if line.startswith(b"data: "))
+            found: list[dict[str, float]] = json.loads(answer[6:])["numbers"]["samples"]
             return found
         finally:
             connection.close()

@@ -110,7 +110,7 @@ def _change_role(server: Server, key_id: str) -> None:
 
 
 def test_links_work_once(server: Server) -> None:
-    """`hutch dashboard` prints a link that signs in once; whoever comes second is refused."""
+    """`hutch dashboard` prints a link that signs in once; a second visitor is refused."""
     command = [sys.executable, "-m", "hutch.cli.main", "dashboard", "--no-open"]
     environ = {**os.environ, "HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
     _signs_in_once(server, subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
@@ -126,7 +126,7 @@ def _signs_in_once(server: Server, printed: str) -> None:
 
 
 def test_a_server_shows_its_link_in_a_terminal_only(server: Server) -> None:
-    """Whoever may read a server's log would be its admin for ten minutes after each start."""
+    """A reader of a server's log would be its admin for ten minutes after each start."""
     assert "dashboard: http" in server.log.read_text() and "sign-in#" not in server.log.read_text()
     shown = Server()
     controller, terminal = pty.openpty()

@@ -74,7 +74,7 @@ def built(podman: Podman, top: Path) -> None:
 
 @contextmanager
 def up(podman: Podman, **settings: str) -> Iterator[None]:
-    """Both files, unchanged. Only what the machine does not allow an engine is told to it."""
+    """Both files, unchanged. Only what the machine does not allow an engine is configured."""
     allowed = " ".join(f"--ulimit={name}={value}:{value}" for name, value in LIMITS.items())
     compose = [
         str(Path(sys.executable).with_name("podman-compose")), f"--podman-path={podman.program()}",
@@ -98,8 +98,8 @@ class Caller:
     def __call__(self, path: str, **body: Any) -> dict[str, Any]:
         data = ["--data", json.dumps(body)] if body else []
         said = subprocess.run([*self._curl, *data, f"{URL}{path}"], capture_output=True, text=True).stdout
-        told: dict[str, Any] = json.loads(said) if said else {}
-        return told
+        answer: dict[str, Any] = json.loads(said) if said else {}
+        return answer
 
     def output(self, box: dict[str, Any], command: str) -> str:
         assert "id" in box, box

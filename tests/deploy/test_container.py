@@ -79,8 +79,8 @@ def running(engine: Docker, image: str) -> Iterator[str]:
     granted = [f"--security-opt={option}" for option in found["security_opt"]]
     granted += [f"--volume={volume}" for volume in found["volumes"] if volume.startswith("/")]
     granted += [f"--cgroupns={found['cgroup']}"]
-    told = ["--network=host", "--env=HUTCH_SERVER_PORT=0", "--env=HUTCH_SERVER_HOST=127.0.0.1"]
-    container = engine("run", "--detach", *granted, *told, image)
+    answer = ["--network=host", "--env=HUTCH_SERVER_PORT=0", "--env=HUTCH_SERVER_HOST=127.0.0.1"]
+    container = engine("run", "--detach", *granted, *answer, image)
     try:
         yield container
     finally:
@@ -103,9 +103,9 @@ async def test_the_image_is_built_and_makes_boxes(tmp_path: Path) -> None:
             with running(engine, "hutch") as container:
                 there = "test -e /var/lib/hutch/server.json && echo yes || true"
                 until(lambda: engine("exec", container, "sh", "-c", there) == "yes")
-                told = json.loads(engine("exec", container, "cat", "/var/lib/hutch/server.json"))
+                answer = json.loads(engine("exec", container, "cat", "/var/lib/hutch/server.json"))
                 key = engine("exec", container, "cat", "/var/lib/hutch/first-key")
-                async with Hutch(told["url"], key=key) as hutch, hutch.box() as box:
+                async with Hutch(answer["url"], key=key) as hutch, hutch.box() as box:
                     assert (await box.exec("echo $((6*7)); id -u")).stdout == "42\n1000\n"
                     grades = next(each for each in await hutch.providers() if each.provider == "native").grades
                 size = engine("image", "inspect", "--format", "{{.Size}}", "hutch")

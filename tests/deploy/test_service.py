@@ -45,7 +45,7 @@ def test_the_example_is_a_configuration() -> None:
 
 
 class Manager:
-    """What systemd is to the service: its environment, its capabilities, and somebody who is told."""
+    """What systemd is to the service: its environment, its capabilities, and a listener for its notifications."""
 
     def __init__(self, top: Path) -> None:
         self.state, self.run = top / "s", top / "r"
@@ -107,8 +107,8 @@ def manager(top: Path) -> Iterator[Manager]:
 
 
 def test_the_units_rights_are_enough(rootless: bool) -> None:
-    """Boxes with limits, with a network and with a kept disk are made under the unit's capabilities; systemd is told
-    when the server is ready and when it ends; boxes outlive a restart."""
+    """Boxes with limits, with a network and with a kept disk are made under the unit's capabilities; systemd is
+    notified when the server is ready and when it ends; boxes outlive a restart."""
     if rootless:
         pytest.skip("the unit is for root")
     top = Path("/tmp") / f"h-unit-{os.getpid()}"

@@ -136,7 +136,7 @@ def test_what_makes_boxes_weaker(machine: Facts, name: str, fix: str) -> None:
 
 
 def test_apparmors_restriction_does_not_stop_root() -> None:
-    """Ubuntu 24.04: the rule is about ordinary users; root is not told to change it."""
+    """Ubuntu 24.04: the rule is about ordinary users; root gets no such advice."""
     machine = but(sysctls={"kernel.apparmor_restrict_unprivileged_userns": "1"})
     assert named(machine, "apparmor").state is Standing.OK
 
@@ -191,7 +191,7 @@ def test_what_systemd_mounts_in_proc_covers_nothing(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_nothing_holds_is_a_warning() -> None:
-    """DESIGN §4: grades are told, and `none` with what follows from it."""
+    """DESIGN §4: grades are shown, and `none` with what follows from it."""
     held = Grades(**dict.fromkeys(("cpus", "memory_mb", "pids", "disk_mb", "open_files"), EnforcedBy.CGROUP))
     assert canary.of_limits(Capabilities(provider="native", grades=held)).state is Standing.OK
     finding = canary.of_limits(Capabilities(provider="native", grades=held.but(cpus=EnforcedBy.NONE)))

@@ -201,7 +201,7 @@ async def cargos_outlive_sandboxes():
         await client.cargos.delete(cargo.id)
         await refused(errors.NotFoundError, client.cargos.delete(cargo.id))
         await refused(errors.NotFoundError, client.create_sandbox(ttl=60, cargo_id=cargo.id))
-        # A sandbox's own cargo that another one uses goes with the last of them.
+        # A sandbox's own cargo that another one uses is removed with the last of them.
         own = await client.create_sandbox(ttl=60)
         await own.filesystem.write_file("shared.txt", "shared")
         guest = await client.create_sandbox(ttl=60, cargo_id=own.cargo_id)

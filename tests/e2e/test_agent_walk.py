@@ -135,17 +135,17 @@ async def walk(hutch: Hutch, profile: str, *, has_users: bool) -> list[str]:
 
 
 def _judge(step: Step, result: Result, read_only: bool, network: str) -> list[str]:
-    told = f"{result.exit_code} {result.verdict} {result.stdout[-500:]} {result.stderr[-500:]}"
+    answer = f"{result.exit_code} {result.verdict} {result.stdout[-500:]} {result.stderr[-500:]}"
     refused = step.needs == "never" or (step.needs == "writable" and read_only)
     refused = refused or (step.needs == "network" and network == "off")
     if refused:
         why = step.remedy if not (step.needs == "never" and read_only) else "read-only"
         return (
-            [] if not result.ok and why in result.verdict.remedy else [f"the refusal does not explain itself: {told}"]
+            [] if not result.ok and why in result.verdict.remedy else [f"the refusal does not explain itself: {answer}"]
         )
     if step.needs == "network":  # whether that address answers is not ours to promise
-        return [f"it says that there is no network: {told}"] if "no network" in result.verdict.remedy else []
-    return [] if result.ok and step.expected in result.stdout else [told]
+        return [f"it says that there is no network: {answer}"] if "no network" in result.verdict.remedy else []
+    return [] if result.ok and step.expected in result.stdout else [answer]
 
 
 def test_the_walk_is_long_enough() -> None:

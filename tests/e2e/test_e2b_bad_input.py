@@ -1,4 +1,5 @@
-"""Bad input through E2B's SDK: its own error class, words that say what to do, and a sandbox that goes on (S13)."""
+"""Bad input through E2B's SDK: its own error class, words that say what to do, and a sandbox that keeps running
+(S13)."""
 
 import gzip
 import json
@@ -31,7 +32,7 @@ def test_an_oversized_upload_is_refused(small: E2B) -> None:
 
 
 def test_input_without_an_end_is_cut(small: E2B) -> None:
-    """(S13) A stream of input ends at the server's limit; the process and the sandbox go on."""
+    """(S13) A stream of input ends at the server's limit; the process and the sandbox keep running."""
     with small.sandbox() as sandbox:
         handle = sandbox.commands.run("cat > /dev/null; echo rest", background=True, stdin=True)
         with pytest.raises(e2b.SandboxException):
@@ -109,7 +110,7 @@ def test_fields_that_nothing_honours_are_refused(hutch_e2b: E2B, sandbox: e2b.Sa
 
 
 def test_a_stream_of_events_ends_at_the_deadline_of_its_call(hutch_e2b: E2B, sandbox: e2b.Sandbox) -> None:
-    """(S13) A call that lasts ends when the client said so, also if the client would go on reading."""
+    """(S13) A call that lasts ends when the client said so, also if the client would keep reading."""
     client = data_plane(hutch_e2b, sandbox).saying(connect_timeout_ms="300", content_type="application/connect+json")
     message = json.dumps({"path": "/home/user"}).encode()
     answer = client.call("POST", "/filesystem.Filesystem/WatchDir", b"\0" + len(message).to_bytes(4, "big") + message)
@@ -152,7 +153,7 @@ FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n\r
          "many headers", "many parts", "another type"),
 )  # fmt: skip
 def test_malformed_uploads_are_refused(hutch_e2b: E2B, sandbox: e2b.Sandbox, kind: str, body: bytes) -> None:
-    """(S13, Lesson 47) A body that is no upload, or bends the form of one, is a 400; the sandbox goes on."""
+    """(S13, Lesson 47) A body that is no upload, or bends the form of one, is a 400; the sandbox keeps running."""
     answer = data_plane(hutch_e2b, sandbox).saying(content_type=kind).call("POST", "/files", body)
     assert (answer.status, answer.json()["code"]) == (400, 400), answer.body
     assert sandbox.is_running()

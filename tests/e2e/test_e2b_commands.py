@@ -36,7 +36,7 @@ def test_tools_that_every_template_has(sandbox: e2b.Sandbox) -> None:
 
 
 def test_a_timeout_kills_the_command_and_spares_the_sandbox(sandbox: e2b.Sandbox) -> None:
-    """(S13, Lesson 16) At its deadline a command is killed; the sandbox goes on."""
+    """(S13, Lesson 16) At its deadline a command is killed; the sandbox keeps running."""
     with pytest.raises(e2b.TimeoutException):
         sandbox.commands.run("echo $$ > late.pid; exec sleep 100", timeout=1)
     state = "kill -0 $(cat late.pid) 2>/dev/null && echo alive || echo dead"
@@ -46,7 +46,7 @@ def test_a_timeout_kills_the_command_and_spares_the_sandbox(sandbox: e2b.Sandbox
 
 
 def test_background_processes_are_listed_fed_connected_and_killed(sandbox: e2b.Sandbox) -> None:
-    """(S13, Lesson 22) A process in the background goes on without its starter."""
+    """(S13, Lesson 22) A process in the background keeps running without its starter."""
     handle = sandbox.commands.run("while read line; do echo got $line; done", background=True, stdin=True)
     assert handle.pid in [each.pid for each in sandbox.commands.list()]
     handle.disconnect()
@@ -111,7 +111,7 @@ def test_input_can_be_streamed(sandbox: e2b.Sandbox) -> None:
     [b"", b"\x00", b"\x00\x00\x00\x00\x05{", b"\x00\xff\xff\xff\xff{}", b"\x01\x00\x00\x00\x02{}",
      b"\x00\x00\x00\x00\x02[]", b"\x00\x00\x00\x00\x02{}", b"{}"],
 )  # fmt: skip
-def test_malformed_messages_are_refused_and_the_sandbox_goes_on(
+def test_malformed_messages_are_refused_and_the_sandbox_keeps_running(
     hutch_e2b: E2B, sandbox: e2b.Sandbox, body: bytes
 ) -> None:
     """(S13, Lesson 47) Half an envelope, a huge one, a compressed one, one of another shape: refused in words."""
@@ -127,7 +127,7 @@ def test_malformed_messages_are_refused_and_the_sandbox_goes_on(
 
 
 def test_a_sandbox_can_be_killed_by_several_at_once(hutch_e2b: E2B) -> None:
-    """(S13, Lesson 3) Kills that meet while commands run all succeed or find nothing; the command is told."""
+    """(S13, Lesson 3) Concurrent kills while commands run all succeed or find nothing; the command gets an error."""
     sandbox = e2b.Sandbox.create(**hutch_e2b.options)
     handle = sandbox.commands.run("sleep 100", background=True)
     with ThreadPoolExecutor(4) as pool:

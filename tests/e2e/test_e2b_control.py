@@ -101,7 +101,7 @@ def test_the_list_is_paged_and_filtered(hutch_e2b: E2B) -> None:
 
 
 def test_pause_keeps_memory_and_connect_resumes(hutch_e2b: E2B) -> None:
-    """(S13) A paused sandbox answers nothing, is listed as paused, and goes on where it was."""
+    """(S13) A paused sandbox answers nothing, is listed as paused, and continues where it was."""
     with hutch_e2b.sandbox() as sandbox:
         job = sandbox.commands.run("sleep 1000", background=True)
         assert sandbox.pause()
@@ -137,7 +137,8 @@ def test_a_pause_without_memory_keeps_the_files(hutch_e2b: E2B) -> None:
 
 
 def test_a_strict_pause_wants_an_answer(hutch_e2b: E2B) -> None:
-    """(S13) A pause that asks for a healthy guest is refused while the sandbox does not answer; it goes on then."""
+    """(S13) A pause that asks for a healthy guest is refused while the sandbox does not answer, and the sandbox keeps
+    running."""
     with hutch_e2b.sandbox() as sandbox:
         sandbox.commands.run("exec -a strict-pause sleep 600", background=True)
         guest = first_process_of(b"strict-pause")
@@ -200,7 +201,7 @@ def test_a_sandbox_pauses_at_its_timeout_and_resumes_when_it_is_used(hutch_e2b: 
 
 
 def test_a_sandbox_is_killed_at_its_timeout(hutch_e2b: E2B) -> None:
-    """(S13, Lesson 13) The box ends at the sandbox's end, and the SDK is told that it is gone."""
+    """(S13, Lesson 13) The box ends at the sandbox's end, and the SDK learns that it is gone."""
     with hutch_e2b.sandbox(timeout=60) as sandbox:
         sandbox.set_timeout(0)
         until(lambda: not sandbox.is_running())
@@ -209,7 +210,7 @@ def test_a_sandbox_is_killed_at_its_timeout(hutch_e2b: E2B) -> None:
 
 
 def test_metrics(sandbox: e2b.Sandbox) -> None:
-    """(S13) A sandbox tells what it uses of what it has."""
+    """(S13) A sandbox reports what it uses of what it has."""
     metric = sandbox.get_metrics()[0]
     assert 0 < metric.mem_used < metric.mem_total
     assert metric.disk_total > 0

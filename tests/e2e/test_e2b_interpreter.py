@@ -30,7 +30,7 @@ def test_python_keeps_its_state_and_shows_its_value(interpreter: Sandbox) -> Non
 
 
 def test_errors_are_data(interpreter: Sandbox) -> None:
-    """(S13) An exception has a name, a value and a traceback, and the context goes on."""
+    """(S13) An exception has a name, a value and a traceback, and the context stays."""
     run = interpreter.run_code("1 / 0")
     assert run.error is not None
     assert (run.error.name, run.error.value) == ("ZeroDivisionError", "division by zero")
@@ -94,7 +94,7 @@ def test_saved_pictures_are_results(interpreter: Sandbox) -> None:
 
 
 def test_code_ends_with_its_sandbox(hutch_e2b: E2B) -> None:
-    """(S13) Whoever waits for code in a sandbox that is killed is told so at once."""
+    """(S13) A caller who waits for code in a sandbox that is killed gets an error at once."""
     sandbox = Sandbox.create(**hutch_e2b.options)
     killing = threading.Timer(1.0, sandbox.kill)
     killing.start()
@@ -119,6 +119,6 @@ def test_a_kernel_that_fails_to_start_is_an_error(hutch_e2b: E2B) -> None:
 
 
 def test_code_needs_the_token_of_its_sandbox(hutch_e2b: E2B, interpreter: Sandbox) -> None:
-    """(S13, Lesson 31) Whoever only knows the id of a sandbox runs nothing in it."""
+    """(S13, Lesson 31) A caller who only knows the id of a sandbox runs nothing in it."""
     stranger = hutch_e2b.server.tcp().saying(e2b_sandbox_id=interpreter.sandbox_id, e2b_sandbox_port="49999")
     assert stranger.call("POST", "/execute", {"code": "1"}).status == 401

@@ -40,7 +40,7 @@ def test_ports_are_public_by_their_host_names(hutch_e2b: E2B) -> None:
 
 
 def test_private_ports_need_the_traffic_token(hutch_e2b: E2B) -> None:
-    """(S13) Without public traffic a port opens only to whoever has the token, which the program never sees."""
+    """(S13) Without public traffic a port opens only to visitors with the token, which the program never sees."""
     with hutch_e2b.sandbox(network={"allow_public_traffic": False}) as sandbox:
         token = sandbox.traffic_access_token
         assert token
@@ -53,7 +53,7 @@ def test_private_ports_need_the_traffic_token(hutch_e2b: E2B) -> None:
 
 
 def test_a_request_wakes_a_sandbox_that_resumes_by_itself(hutch_e2b: E2B) -> None:
-    """(S13) With `auto_resume` a visitor of a port wakes a paused sandbox, and its programs go on."""
+    """(S13) With `auto_resume` a visitor of a port wakes a paused sandbox, and its programs continue."""
     with hutch_e2b.sandbox(lifecycle={"on_timeout": "pause", "auto_resume": True}) as sandbox:
         host = sandbox.get_host(8123)
         sandbox.commands.run(SERVER, background=True)

@@ -40,7 +40,7 @@ def test_a_snapshot_outlives_its_sandbox_and_makes_others(hutch_e2b: E2B) -> Non
 
 
 def test_forks_share_the_past_and_not_the_future(hutch_e2b: E2B) -> None:
-    """(S13) Forks begin with the files of their sandbox, which goes on."""
+    """(S13) Forks begin with the files of their sandbox, which keeps running."""
     with hutch_e2b.sandbox() as sandbox:
         sandbox.files.write("state", "before")
         forks = sandbox.fork(count=2)

@@ -87,8 +87,8 @@ def test_whole_langbot(server: Server, port: str, directory: Path) -> None:
         server.end()
         server.start("--port", port)
         bot.until("LangBot has connected again", lambda: _available(bot), 180)
-        told = bot.run_tools(agent, ("exec", {"command": "cat notes.txt"}))
-        assert told["calls"][0][2]["stdout"] == "hallo\nworld", told["calls"]
+        answer = bot.run_tools(agent, ("exec", {"command": "cat notes.txt"}))
+        assert answer["calls"][0][2]["stdout"] == "hallo\nworld", answer["calls"]
         bot.until("the MCP server is back", lambda: _mcp_connected(bot), 180)
         assert _shout(bot, agent) == "AGAIN"
         facts["restart"] = "sessions, files and the MCP server were there again"
@@ -105,7 +105,7 @@ def _available(bot: LangBot) -> dict[str, Any] | None:
 
 
 def _use_langbot_tools(bot: LangBot, agent: str) -> list[str]:
-    told = bot.run_tools(
+    answer = bot.run_tools(
         agent,
         ("exec", {"command": "echo out; echo err >&2; exit 3"}),
         ("write", {"path": "/workspace/notes.txt", "content": "hello\nworld\n"}),
@@ -118,7 +118,7 @@ def _use_langbot_tools(bot: LangBot, agent: str) -> list[str]:
         ("exec", {"command": "cat notes.txt; cp notes.txt copy.txt"}),
         ("export", {"paths": ["/workspace/copy.txt"]}),  # LangBot removes what it exports.
     )
-    calls = told["calls"]
+    calls = answer["calls"]
     assert all(succeeded for _, succeeded, _ in calls), calls
     results = [result for _, _, result in calls]
     assert (results[0]["exit_code"], results[0]["stdout"], results[0]["stderr"]) == (3, "out", "err")
@@ -176,7 +176,7 @@ def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
     try:
         bot.start(version)
         started = round(time.monotonic() - begun, 1)
-        told = bot.run_tools(
+        answer = bot.run_tools(
             "chat-1",
             ("astrbot_execute_shell", {"command": "echo out; echo err >&2; ls skills; exit 3"}),
             ("astrbot_execute_ipython", {"code": "x = 41\nprint('set')"}),
@@ -186,13 +186,13 @@ def test_whole_astrbot(server: Server, port: str, directory: Path) -> None:
             ("astrbot_execute_shell", {"command": "sleep 0.1; echo late > late.txt", "background": True}),
             ("astrbot_download_file", {"remote_path": "kept.txt"}),
         )
-        data = json.loads(told[0])["data"]
-        assert (data["return_code"], data["stdout"], data["stderr"]) == (3, "out\ngreet", "err"), told[0]
-        assert "set" in told[1]
-        assert "42" in told[2]
-        assert json.loads(told[4])["data"]["stdout"] == "from AstrBot", told[4]
-        assert json.loads(told[5])["data"]["pid"], told[5]
-        assert "rror" not in told[6], told[6]
+        data = json.loads(answer[0])["data"]
+        assert (data["return_code"], data["stdout"], data["stderr"]) == (3, "out\ngreet", "err"), answer[0]
+        assert "set" in answer[1]
+        assert "42" in answer[2]
+        assert json.loads(answer[4])["data"]["stdout"] == "from AstrBot", answer[4]
+        assert json.loads(answer[5])["data"]["pid"], answer[5]
+        assert "rror" not in answer[6], answer[6]
         while "shout" not in bot.model.offered:  # AstrBot connects to its MCP servers while it answers already.
             bot.run_tools("chat-1", ("astrbot_execute_shell", {"command": "true"}))
         (shouted,) = bot.run_tools("chat-1", ("shout", {"text": "loud"}))

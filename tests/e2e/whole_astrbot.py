@@ -1,4 +1,4 @@
-"""A whole AstrBot from PyPI, headless, with a model of our own that calls tools as a message tells it."""
+"""A whole AstrBot from PyPI, headless, with a model of our own that calls tools as a message says."""
 
 import http.client
 import json
@@ -64,11 +64,11 @@ class Model:
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         messages = asked["messages"]
         self.offered = sorted(tool["function"]["name"] for tool in asked.get("tools") or ()) or self.offered
-        told = next(
+        report = next(
             i for i in range(len(messages) - 1, -1, -1) if messages[i]["role"] == "user" and _calls(messages[i])
         )
-        calls = _calls(messages[told])
-        self.results = [_text(each["content"]) for each in messages[told:] if each["role"] == "tool"]
+        calls = _calls(messages[report])
+        self.results = [_text(each["content"]) for each in messages[report:] if each["role"] == "tool"]
         if len(self.results) < len(calls):
             name, arguments = calls[len(self.results)]
             function = {"name": name, "arguments": json.dumps(arguments)}
@@ -162,14 +162,14 @@ class AstrBot:
         connection.request("POST", "/api/chat/send", json.dumps(body), headers)
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
-        told = b""
-        while b'"type": "end"' not in told and b'"type":"end"' not in told:
+        report = b""
+        while b'"type": "end"' not in report and b'"type":"end"' not in report:
             piece = answer.readline()
             if not piece:
                 break
-            told += piece
+            report += piece
         connection.close()
-        assert len(self.model.results) == len(calls), (told[-3000:], self.log())
+        assert len(self.model.results) == len(calls), (report[-3000:], self.log())
         return self.model.results
 
     def reconnect_mcp_server(self, name: str) -> None:

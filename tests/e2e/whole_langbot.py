@@ -1,4 +1,4 @@
-"""A whole LangBot from PyPI, headless: its plugin runtime, its application, and an agent that does what it is told.
+"""A whole LangBot from PyPI, headless: its plugin runtime, its application, and an agent that follows the message.
 
 LangBot has no built-in agent, so a plugin brings one. It reads the text of a message as `[[tool, parameters], …]`,
 binds a box and calls each tool, so that no model is needed.
@@ -231,8 +231,8 @@ class LangBot:
 def find_told(answer: Any) -> dict[str, Any]:
     """Find the agent's JSON text anywhere in the answer of a debug run."""
     if isinstance(answer, str) and answer.startswith('{"tools"'):
-        told: dict[str, Any] = json.loads(answer)
-        return told
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
     children = answer.values() if isinstance(answer, dict) else answer if isinstance(answer, list) else ()
     for child in children:
         if found := find_told(child):

@@ -75,7 +75,7 @@ async def test_a_port_on_which_nobody_listens_is_closed() -> None:
 
 
 async def test_a_reader_that_waits_makes_the_program_wait() -> None:
-    """What a program sends and nobody reads stays in the box; other connections go on."""
+    """What a program sends and nobody reads stays in the box; other connections keep working."""
     sent = 0
 
     async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

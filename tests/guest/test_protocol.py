@@ -63,7 +63,7 @@ def request(channel: int, **fields: object) -> bytes:
     return frame(REQUEST, channel, json.dumps(fields).encode())
 
 
-def test_the_greeting_comes_first_and_names_box_and_version(guest: GuestProcess) -> None:
+def test_hello_comes_first_and_names_box_and_version(guest: GuestProcess) -> None:
     with raw(guest) as connection:
         kind, channel, payload = read_frame(connection)
     hello = json.loads(payload)
@@ -156,7 +156,7 @@ async def test_frames_in_pieces_are_put_together(guest: GuestProcess) -> None:
         assert read_frame(connection)[:2] == (protocol.REPLY, 8)
 
 
-async def test_what_the_guest_does_not_know_it_says(guest: GuestProcess) -> None:
+async def test_unknown_operations_jobs_and_commands_are_errors(guest: GuestProcess) -> None:
     async with guest.link() as link:
         with pytest.raises(Unsupported):
             await link.request("levitate")

@@ -74,7 +74,7 @@ TREE = (
         ("setup.py/*", []),
     ],
 )  # fmt: skip
-def test_glob_means_what_it_says(tmp_path: Path, pattern: str, found: list[str]) -> None:
+def test_glob_patterns_match(tmp_path: Path, pattern: str, found: list[str]) -> None:
     """`src/**/*.py` finds files at every depth (lesson 20)."""
     make(tmp_path, *TREE)
     assert glob(tmp_path, pattern) == found
@@ -226,7 +226,7 @@ def test_a_catastrophic_expression_ends_at_the_timeout_with_what_was_found(tmp_p
     assert end["timed_out"] is True
 
 
-def test_a_caller_that_goes_away_ends_the_search(tmp_path: Path) -> None:
+def test_a_caller_that_disconnects_ends_the_search(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"a" * 5000 + b"\n")
     descriptors = len(os.listdir("/proc/self/fd"))
     steps: Any = OPERATIONS["files.grep"]({"pattern": "(a+)+b$", "root": ".", "timeout_sec": 100}, str(tmp_path))

@@ -147,7 +147,7 @@ def test_too_many_directories_are_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_full_queue_is_reported(tmp_path: Path) -> None:
-    """A reader that is too slow is told that it missed something; the kernel's queue is the limit."""
+    """A reader that is too slow gets a report that it missed something; the kernel's queue is the limit."""
     bound = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if bound > 100_000:
         pytest.skip(f"the queue holds {bound} events")

@@ -74,7 +74,7 @@ def test_a_reader_sees_the_old_content_or_the_new(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_caller_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
+def test_a_caller_that_disconnects_leaves_no_file(tmp_path: Path) -> None:
     """A lost connection in the middle of a write changes nothing (lesson 21)."""
     (tmp_path / "file").write_bytes(b"old")
     descriptors = os.listdir("/proc/self/fd")
@@ -173,7 +173,7 @@ def test_edit_counts_exactly(tmp_path: Path) -> None:
     assert refused(tmp_path, b"x", b"", path="missing").code == "file_not_found"
 
 
-def test_edit_notices_a_change_by_somebody_else(tmp_path: Path) -> None:
+def test_edit_notices_a_concurrent_change(tmp_path: Path) -> None:
     """An edit requires a read; the digest of an earlier edit guards the next one (lesson 19)."""
     (tmp_path / "file").write_bytes(b"one two")
     digest = run("digest", tmp_path, path="file")[0]["digest"]

@@ -21,8 +21,8 @@ async def test_each_snippet_works(capsys: Any) -> None:
     await run(first, names)
     assert capsys.readouterr().out == "two drinks\n 7\nKeyError exit\ntimeout\n2\n"
     await run(plot, names)
-    told = capsys.readouterr().out
-    assert "count" in told and "price" in told and told.endswith("True\n")
+    answer = capsys.readouterr().out
+    assert "count" in answer and "price" in answer and answer.endswith("True\n")
     assert names["picture"].startswith(b"\x89PNG")
     await run(fork, names)
     assert capsys.readouterr().out == "0\n1000\n1000\n"

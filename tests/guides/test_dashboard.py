@@ -17,15 +17,15 @@ def test_the_command_prints_a_link_that_signs_in() -> None:
     with serving() as server:
         environ = {**os.environ, "HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run), "DISPLAY": ""}
         environ.pop("WAYLAND_DISPLAY", None)
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-m", "hutch.cli.main", command], env=environ, capture_output=True, text=True, check=True
         ).stdout
-        url, code = told.strip().split("/sign-in#")
+        url, code = answer.strip().split("/sign-in#")
         assert url == server.announcement["url"]
         assert server.tcp().call("POST", "/v1/dashboard/session", {"code": code}).status == 200
 
 
-def test_it_names_every_page_and_tells_the_true_times() -> None:
+def test_it_names_every_page_and_states_the_true_times() -> None:
     source = (ROOT / "dashboard" / "src" / "app.tsx").read_text()
     titles = re.findall(r'path: "[^"]+", title: "([^"]+)"', source)
     assert len(titles) > 5

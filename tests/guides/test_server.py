@@ -42,11 +42,11 @@ def walkthrough() -> list[tuple[str, str]]:
     return [(command, answer.strip()) for command, _, answer in (step.partition("\n") for step in steps)]
 
 
-def shows(shown: Any, told: Any) -> bool:
+def shows(shown: Any, reply: Any) -> bool:
     """Return whether the real answer contains what the guide shows. A text with … matches anything."""
     if isinstance(shown, dict):
-        return isinstance(told, dict) and all(shows(value, told.get(name)) for name, value in shown.items())
-    return (isinstance(shown, str) and "…" in shown and isinstance(told, str)) or bool(shown == told)
+        return isinstance(reply, dict) and all(shows(value, reply.get(name)) for name, value in shown.items())
+    return (isinstance(shown, str) and "…" in shown and isinstance(reply, str)) or bool(shown == reply)
 
 
 def test_the_walkthrough_answers_what_it_shows(server: HomeServer) -> None:
@@ -69,13 +69,13 @@ def test_the_walkthrough_answers_what_it_shows(server: HomeServer) -> None:
         if not answer:
             assert not done.stdout, done.stdout
             continue
-        told = json.loads(done.stdout)
-        assert shows(json.loads(answer.replace(",…", "")), told), (command, told)
-        box = told.get("id", box)
+        reply = json.loads(done.stdout)
+        assert shows(json.loads(answer.replace(",…", "")), reply), (command, reply)
+        box = reply.get("id", box)
     assert asked == 4
 
 
-def test_a_box_that_is_held_through_another_door_says_how_to_go_on(server: HomeServer) -> None:
+def test_a_box_that_is_held_through_another_door_is_refused_with_a_remedy(server: HomeServer) -> None:
     """The Unix socket and a key are two sessions; the refusal names the header that makes them one (P6, P4)."""
     keyed, plain = server.tcp(key=(server.state / "first-key").read_text().strip()), server.unix()
     path = "/v1/boxes/" + plain.good("POST", "/v1/boxes", {})["id"]

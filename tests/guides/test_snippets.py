@@ -71,7 +71,7 @@ EXCERPTS = {
 }
 """Whole blocks that this test does not run, by guide and language."""
 SERVES = {"hutch serve": "listening on"}
-"""Commands that go on until they are ended, and what they say when they are ready."""
+"""Commands that run until they are ended, and what they say when they are ready."""
 PREPARED = {
     "hutch run --mount ./data": "mkdir -p data && echo line > data/log.csv",
     "hutch box exec --detach --name build dev": "hutch box exec dev -- sh -c 'echo \"all: ; echo built\" > Makefile'",
@@ -117,7 +117,7 @@ class Home:
         return done.stdout
 
     def serve(self, command: str, ready: str) -> None:
-        """Start a command that goes on, wait until it is ready, and end it."""
+        """Start a command that keeps running, wait until it is ready, and end it."""
         log = self.top / "log"
         with log.open("wb") as said:
             process = subprocess.Popen(

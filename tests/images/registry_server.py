@@ -159,7 +159,7 @@ def small(**run: Any) -> Made:
 
 
 class Authority(NamedTuple):
-    """A certificate authority for the tests; whoever trusts it trusts the registries that it certifies."""
+    """A certificate authority for the tests; a client that trusts it trusts the registries that it certifies."""
 
     key: Path
     certificate: Path

@@ -64,7 +64,7 @@ def test_a_box_sees_the_layers_as_one(state: Path, rootless: bool) -> None:
             assert "app" in box.exec("cat /etc/passwd").stdout
 
 
-def test_the_image_s_own_words_are_used_where_nobody_else_spoke(state: Path, rootless: bool) -> None:
+def test_the_image_s_own_settings_apply_where_the_caller_gave_none(state: Path, rootless: bool) -> None:
     """Env, workdir and user are the caller's, then the profile's, then the image's."""
     made = small(Env=["A=image", "B=image", "PATH=/bin"], WorkingDir="/srv", User="app:staff")
     with opened(state) as (hutch, store):

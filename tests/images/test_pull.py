@@ -180,7 +180,7 @@ def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
     assert content(store)["partial"] == []
 
 
-def test_a_connection_that_is_always_cut_fails_and_the_next_pull_goes_on(registry: Server, store: Store) -> None:
+def test_a_connection_that_is_always_cut_fails_and_the_next_pull_resumes(registry: Server, store: Store) -> None:
     made = image(noise(4 << 20))
     registry.push("a/never", made)
     with cutting_proxy(registry.address, after=1 << 20, cuts=1000) as proxy:

@@ -39,7 +39,7 @@ def test_removing_frees_only_what_nobody_else_needs(store: Store) -> None:
     assert content(store) == NOTHING
 
 
-def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
+def test_an_image_with_two_names_is_removed_with_the_last(store: Store) -> None:
     one = make(store, "one", BASE)
     store.set_name(one.stored.but(name=str(store.reference("other"))))
     assert prune.remove(store, "t/one:1")[1].layers == 0
@@ -47,7 +47,8 @@ def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
 
 
 def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
-    """Removal is refused without force; with force only the name goes, and the layers go with the box."""
+    """Removal is refused without force; with force only the name is removed, and the layers are removed with the
+    box."""
     found = make(store, "used", BASE)
     box_id = new_box_id()
     (tmp_path / box_id).mkdir()
@@ -84,7 +85,7 @@ def test_prune_takes_steps_and_cut_downloads(store: Store) -> None:
     assert content(store) == NOTHING
 
 
-def test_nobody_collects_while_somebody_adds(store: Store) -> None:
+def test_collection_waits_for_additions(store: Store) -> None:
     with store.lock_shared(), pytest.raises(Conflict, match="being pulled"), store.lock_exclusive(timeout=0):
         raise AssertionError("collected beside a pull")
     prune.prune(store)

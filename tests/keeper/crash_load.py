@@ -1,4 +1,4 @@
-"""A process that keeps boxes and works on them until it is killed. It tells what it was answered, line by line.
+"""A process that keeps boxes and works on them until it is killed. It prints what it was answered, line by line.
 
 Each line is written right after the answer came (or, for what it is about to end, right before the question), with one
 write to standard output: whatever stands there had been acknowledged when the process died.

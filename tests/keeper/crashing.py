@@ -148,7 +148,7 @@ class House:
         return left
 
     def fates(self, boxes: Iterable[str]) -> dict[str, list[str]]:
-        """What the store tells of these boxes: their events, in order."""
+        """What the store has about these boxes: their events, in order."""
         with closing(sqlite3.connect(self.state / "hutch.db")) as db:
             query = "SELECT body FROM events WHERE box_id = ? ORDER BY seq"
             return {box: [str(body) for (body,) in db.execute(query, (box,))] for box in boxes}

@@ -1,4 +1,4 @@
-"""An engine that fails when told to: the one fake of the project, for faults that no real engine produces on demand.
+"""An engine that fails on request: the one fake of the project, for faults that no real engine produces on demand.
 
 `Engine` is the "machine": it holds what really exists, whatever keepers come and go. `FaultyProvider` is one keeper's
 provider on it. A test asserts on the engine: what lives there must be what the records say.
@@ -35,7 +35,7 @@ class Engine:
         """Asked before every step; an error it returns is raised there."""
         self.delay = 0.0
         self.gates = Gates()
-        """Steps that wait until the test lets them go on."""
+        """Steps that wait until the test lets them continue."""
         self.log: list[tuple[str, BoxId]] = []
         self.orders: list[Order] = []
         self.restored: list[Order] = []

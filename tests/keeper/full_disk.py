@@ -52,8 +52,8 @@ async def main(directory: Path) -> None:
     [check] = await receipts.verify(BOX)
     ops = [receipt.op for receipt in await receipts.list(BOX)]
     [chain] = await receipts.chains()
-    told = {"lost": len(lost), "ended": ended, "ok": check.ok, "ops": ops, "over": chain.ended_at > 0}
-    print(json.dumps(told))
+    answer = {"lost": len(lost), "ended": ended, "ok": check.ok, "ops": ops, "over": chain.ended_at > 0}
+    print(json.dumps(answer))
     await receipts.close()
 
 

@@ -1,4 +1,4 @@
-"""Where a test holds one caller while another goes on: so it decides who is first, and no clock does."""
+"""Where a test holds one caller while another continues: so it decides who is first, and no clock does."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from hutch.model.boxes import Event
 
 
 class Gate:
-    """Shut: whoever comes waits."""
+    """Close the gate: callers wait at it."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -26,7 +26,7 @@ class Gates:
         return gate
 
     def spare(self, step: str) -> None:
-        """Whoever comes from now on passes; whoever waits goes on waiting for its gate."""
+        """Callers pass from now on; those who wait keep waiting for their gate."""
         del self._shut[step]
 
     async def passed(self, step: str) -> None:

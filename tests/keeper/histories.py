@@ -315,7 +315,7 @@ class History:
         await keeper.start()
 
     async def _again(self, who: int, which: int) -> None:
-        """A keeper looks around once more, as it does at its start."""
+        """A keeper takes over what dead keepers left, as it does at its start."""
         await self._keeper(who).adopt()
 
     # --- the machine ----------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class History:
                 held[record.id] = keeper.id
 
     async def _last_keeper(self) -> None:
-        """Everybody dies; whoever comes then must be able to bring records and machine to agree."""
+        """All keepers die; the next one must be able to bring records and machine to agree."""
         for keeper, life in self._lives:
             self._die(keeper, life)
         self._lives.clear()

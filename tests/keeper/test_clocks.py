@@ -1,4 +1,4 @@
-"""The clocks of boxes: idle and ttl end them, trouble is told, and one box's failure stops nobody else's clock."""
+"""The clocks of boxes: idle and ttl end them, trouble is reported, and one box's failure stops nobody else's clock."""
 
 import asyncio
 import errno
@@ -62,7 +62,7 @@ async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_pat
         assert not engine.boxes
 
 
-async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
+async def test_trouble_of_a_box_is_one_event_and_is_shown_while_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(Engine(), tmp_path) as hutch, hutch.box() as box, hutch.box() as other:
@@ -73,8 +73,8 @@ async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
         monkeypatch.setattr(live.instance, "trouble", lambda: "no network: use a new box", raising=False)
         for each in (live, await keeper.live(other.id)) * 2:
             await keeper._clocks.check(each, time.time())
-        told = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
-        assert told == [(box.id, "no network: use a new box")]
+        answer = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
+        assert answer == [(box.id, "no network: use a new box")]
         assert (await box.info()).reason == "no network: use a new box"
         assert await box.state() is State.RUNNING
         monkeypatch.undo()

@@ -80,31 +80,31 @@ class Told:
             del self.files[key]
 
 
-async def examine(place: House, told: Told, dice: random.Random) -> None:
-    """The next keeper: everything acknowledged is there and works; then everything goes."""
+async def examine(place: House, answer: Told, dice: random.Random) -> None:
+    """The next keeper: everything acknowledged is there and works; then everything is destroyed."""
     async with place.opened() as hutch:
         records = {record.id: record for record in hutch._keeper.boxes()}
         odd = [record for record in records.values() if record.state not in (State.RUNNING, State.STOPPED)]
         assert not odd, [f"{record.id} {record.state}: {record.reason}" for record in odd]
-        lost = set(told.boxes) - set(records)
+        lost = set(answer.boxes) - set(records)
         assert not lost, f"acknowledged boxes are lost: {place.fates(lost)}"
-        for box, epoch in told.epochs.items():
+        for box, epoch in answer.epochs.items():
             assert records[BoxId(box)].epoch >= epoch
         handles = {box: await hutch.attach(box, takeover=True) for box in records}
-        await asyncio.gather(*(check_box(told, box, handle) for box, handle in handles.items()))
+        await asyncio.gather(*(check_box(answer, box, handle) for box, handle in handles.items()))
         assert {record.id for record in hutch._keeper.boxes()} == set(records)
         for box in dice.sample(sorted(records), len(records)):
             await hutch.destroy(box)
         assert place.boxes() == []
 
 
-async def check_box(told: Told, box_id: str, box: BoxHandle) -> None:
+async def check_box(answer: Told, box_id: str, box: BoxHandle) -> None:
     assert (await box.exec("echo alive")).stdout == "alive\n"
-    for (owner, path), text in told.files.items():
+    for (owner, path), text in answer.files.items():
         if owner == box_id:
             assert (await box.files.read_text(path)).strip() == text
     known = {job.id: job.state for job in await box.jobs()}
-    for (owner, job_id), kind in told.jobs.items():
+    for (owner, job_id), kind in answer.jobs.items():
         if owner != box_id:
             continue
         assert job_id in known, f"job {job_id} of box {box_id} is lost, there are {known}"
@@ -119,39 +119,39 @@ async def check_box(told: Told, box_id: str, box: BoxHandle) -> None:
                 out += chunk.data
         lines = [int(line) for line in out.split()]
         assert lines == list(range(LAST_LINE + 1)), f"job {job_id} of box {box_id}: {lines}"
-        assert lines[-1] >= told.lines.get((box_id, job_id), -1)
+        assert lines[-1] >= answer.lines.get((box_id, job_id), -1)
         state = (await job.info()).state
         assert state is (JobState.RUNNING if kind == "long" else JobState.EXITED), (kind, state)
 
 
-def suffer(place: House, told: Told, dice: random.Random, kind: str) -> None:
+def suffer(place: House, answer: Told, dice: random.Random, kind: str) -> None:
     """Start a keeper, kill it at a random moment, and hear all that it had said."""
     resident = place.resident(LOAD, str(dice.randrange(1 << 30)), kind)
     if kind == "load":
         resident.hear(dice.randrange(2, 100))
     time.sleep(dice.uniform(0, 0.03 if kind == "load" else 0.15))
     for line in resident.kill(any_order(dice)):
-        told.hear(line)
+        answer.hear(line)
 
 
 def rounds(count: int, seed: int, restarts: int) -> Counter[str]:
     """Kill, take over, look, destroy: `count` times, each in a house of its own. `restarts`: more keepers die there."""
     counts: Counter[str] = Counter()
     for number in range(count):
-        dice, told = random.Random(seed * 1000 + number), Told()
+        dice, answer = random.Random(seed * 1000 + number), Told()
         with house() as place:
-            suffer(place, told, dice, "load")
+            suffer(place, answer, dice, "load")
             for _ in range(dice.randint(1, restarts) if restarts else 0):
-                suffer(place, told, dice, "restart")
+                suffer(place, answer, dice, "restart")
                 counts["kills in a restart"] += 1
-            asyncio.run(examine(place, told, dice))
+            asyncio.run(examine(place, answer, dice))
             assert not (left := place.traces()), f"round {number} of seed {seed} left {left}"
-        counts.update({f"acknowledged: {word}": count for word, count in told.counts.items()})
+        counts.update({f"acknowledged: {word}": count for word, count in answer.counts.items()})
         found: dict[str, Sized] = {
-            "boxes": told.boxes,
-            "files": told.files,
-            "jobs": told.jobs,
-            "boxes taken over": told.epochs,
+            "boxes": answer.boxes,
+            "files": answer.files,
+            "jobs": answer.jobs,
+            "boxes taken over": answer.epochs,
         }
         counts.update({"kills": 1, **{f"found again: {what}": len(things) for what, things in found.items()}})
     return counts

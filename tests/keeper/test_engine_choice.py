@@ -79,7 +79,7 @@ async def test_a_caller_who_names_an_engine_gets_that_one_or_an_error(tmp_path: 
             await hutch.create(provider="one")
 
 
-async def test_when_none_can_every_reason_is_told(tmp_path: Path) -> None:
+async def test_when_no_engine_can_make_the_box_every_reason_is_given(tmp_path: Path) -> None:
     one, two = Named(Engine(), "one", usable=False, reason="no daemon"), Named(Engine(), "two")
     two.engine.fault = lambda op, box_id: EngineError("no disk") if op == "create" else None
     async with house(tmp_path, one, two) as hutch:

@@ -59,7 +59,7 @@ def test_no_link_is_made_through_a_link(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["workspace", "home", "hutch.json", "system.tar"])
 def test_no_part_is_a_link(place: Path, name: str) -> None:
-    """Whoever reads the part would read what it leads to."""
+    """A reader of the part would read what it leads to."""
     bad = packed(place / "bad", entry(name, tarfile.SYMTYPE, str(place / "outside")))
     with pytest.raises(Invalid):
         bundles.unpack(bad, place / "in")

@@ -29,7 +29,7 @@ from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.faulty_keeper import keeper_on, opened
 
 
-async def test_a_box_lives_and_goes(tmp_path: Path) -> None:
+async def test_a_box_is_created_used_and_destroyed(tmp_path: Path) -> None:
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         async with hutch.box() as box:
@@ -75,7 +75,7 @@ async def test_a_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
         assert not hutch._keeper.boxes()
 
 
-async def test_one_slow_creation_blocks_nobody_else(tmp_path: Path) -> None:
+async def test_one_slow_creation_does_not_block_others(tmp_path: Path) -> None:
     """Single-flight for each key, no lock for all (lesson 9)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
@@ -140,7 +140,7 @@ async def test_a_takeover_ends_the_old_handle_at_once(tmp_path: Path) -> None:
 
 
 async def test_destroying_twice_at_once_is_one_destruction(tmp_path: Path) -> None:
-    """One transition; whoever comes second waits and finds it gone (lesson 3)."""
+    """One transition; the second caller waits and finds it gone (lesson 3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
@@ -312,8 +312,8 @@ async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:
         assert len({box.id for box in boxes}) == 1
 
 
-async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -> None:
-    """Unhealthy boxes are replaced, and the caller is told that state was lost (S3)."""
+async def test_a_broken_box_is_replaced_with_a_note(tmp_path: Path) -> None:
+    """Unhealthy boxes are replaced, and a note says that state was lost (S3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         async with hutch.box_for("user", sender_id=1) as first:
@@ -328,7 +328,7 @@ async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -
 
 
 async def test_an_unreachable_box_is_not_replaced(tmp_path: Path) -> None:
-    """A box is never destroyed because its engine is away: the caller is told, and finds it again later."""
+    """A box is never destroyed because its engine is away: the caller gets an error, and finds it again later."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         async with hutch.box_for("user", sender_id=1) as first:
@@ -373,7 +373,7 @@ async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp
         assert not await hutch._keeper.store.all()
 
 
-async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_path: Path) -> None:
+async def test_a_used_box_is_never_given_to_another_session_as_new(tmp_path: Path) -> None:
     """A released box is found again only by who may: not by another owner, and never as a fresh one (lesson 7)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
@@ -403,7 +403,7 @@ async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> N
         engine.fault = lambda op, _: None
 
 
-async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
+async def test_our_expiry_is_passed_to_the_engine(tmp_path: Path) -> None:
     """A box's own clocks are part of its order; no engine ends it before our grace is over (S4, lesson 13)."""
     engine = Engine()
     async with opened(engine, tmp_path, orphan_grace_sec=77) as hutch:

@@ -84,7 +84,7 @@ async def test_chains_are_listed_by_box_and_owner(opened: Open) -> None:
     await ledger.close()
 
 
-async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Open) -> None:
+async def test_whole_chains_of_destroyed_boxes_are_pruned_and_verify_accepts_it(opened: Open) -> None:
     """Retention does not count as tampering, and a live box keeps all its receipts."""
     ledger = opened()
     now = time.time()
@@ -128,7 +128,7 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
     await receipts.close()
 
 
-async def test_nobodys_receipts_make_those_of_another_go(opened: Open) -> None:
+async def test_receipts_of_one_owner_never_displace_those_of_another(opened: Open) -> None:
     """One owner's notes never prune another's chain: the number of receipts kept applies to each owner."""
     ledger, now = opened(), time.time()
     await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
@@ -300,15 +300,15 @@ async def test_the_end_does_not_wait_for_a_ledger_that_stands_still(monkeypatch:
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare (util-linux)")
-async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: Path) -> None:
+async def test_a_full_disk_loses_receipts_and_the_next_keeper_reports_it(tmp_path: Path) -> None:
     """The next keeper adds a gap and an end, once, to the chain of a box that was destroyed meanwhile."""
     script = f"mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} {FULL_DISK} {tmp_path}"
     done = await asyncio.to_thread(
         subprocess.run, ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"lost": 51, "ended": [1, 0], "ok": True, "ops": ["exec", "gap", "box.gone"], "over": True}
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer == {"lost": 51, "ended": [1, 0], "ok": True, "ops": ["exec", "gap", "box.gone"], "over": True}
 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,9 +341,9 @@ async def test_strict_says_that_it_was_done_and_is_not_on_record(monkeypatch: py
     ledger.may.clear()
     operations = Operations(ReceiptQueue(ledger), strict=True)
     assert operations.queue is not None
-    with pytest.raises(Unavailable, match="was done") as told:
+    with pytest.raises(Unavailable, match="was done") as raised:
         await operations.queue.committed(operations.finish(draft()))
-    assert told.value.details == {"done": True} and not told.value.retryable
+    assert raised.value.details == {"done": True} and not raised.value.retryable
     ledger.may.set()
     await operations.queue.close()
     assert await ledger.chain(box(1)) is not None, "it was not dropped"

@@ -96,7 +96,7 @@ async def test_boxes_of_one_name_from_an_older_release_stay_usable(database: str
     await store.close()
 
 
-async def test_whoever_follows_events_misses_none(database: str) -> None:
+async def test_a_reader_that_follows_events_misses_none(database: str) -> None:
     """Events are numbered in one order and become visible in another; a reader must not skip one."""
     store, reader = PostgresStore(database), PostgresStore(database)
     boxes = [record() for _ in range(8)]
@@ -196,7 +196,7 @@ def own_server(postgres: Server) -> Iterator[Server]:
 # --- opening --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_address_that_leads_nowhere_is_told_at_once_and_without_the_password(tmp_path: Path) -> None:
+async def test_a_wrong_address_is_reported_at_once_and_without_the_password(tmp_path: Path) -> None:
     hutch = Hutch(
         store=f"postgresql://me:s3cr3t@/x?host={tmp_path}", state_dir=str(tmp_path / "s"), run_dir=str(tmp_path / "r")
     )

@@ -1,4 +1,4 @@
-"""Two at once: whoever decides by what it has seen must not be overtaken before it acts."""
+"""Two at once: a caller that decides by what it has read must not be overtaken before it acts."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ PATIENCE = 30.0
 
 
 async def as_far_as_it_comes() -> None:
-    """Whoever should wait does so however long this takes; whoever does not is given the time to show it."""
+    """A caller that should wait does so however long this takes; one that does not has the time to show it."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -48,7 +48,7 @@ async def test_many_at_once_get_no_more_than_the_quota(tmp_path: Path) -> None:
         assert len(engine.boxes) == 3
 
 
-async def test_boxes_of_the_pool_count_for_whoever_gets_them(tmp_path: Path) -> None:
+async def test_pool_boxes_count_for_the_owner_who_gets_them(tmp_path: Path) -> None:
     """A ready box is quicker to get, not another way around a quota; nor does a quota hold up the pool (B15)."""
     engine = Engine()
     async with opened(engine, tmp_path, pool={"default": 3}, quotas={"*": {"boxes": 2}}) as hutch:
@@ -62,7 +62,7 @@ async def test_boxes_of_the_pool_count_for_whoever_gets_them(tmp_path: Path) -> 
         assert pool.claims["default"] == 2, "who is refused takes no ready box from others"
 
 
-async def test_room_that_comes_free_while_somebody_looks_is_not_missed(tmp_path: Path) -> None:
+async def test_capacity_freed_during_a_check_is_not_missed(tmp_path: Path) -> None:
     """The queue is for those who find no room, not for those who looked too early (B15)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store, queue_sec=3600, quotas={"*": {"boxes": 1}}) as hutch:
@@ -109,7 +109,7 @@ async def test_a_command_that_begins_while_its_box_is_paused_wakes_it(tmp_path: 
 
 
 async def test_a_command_that_was_faster_than_the_record_is_not_paused(tmp_path: Path) -> None:
-    """It began before anybody could know that the box was to sleep (lesson 3)."""
+    """It began before the box was to be paused (lesson 3)."""
     engine, store = Engine(), GatedStore()
     async with opened(engine, tmp_path, store=store) as hutch:
         box = await hutch.create()
@@ -214,7 +214,7 @@ async def test_a_lease_is_not_released_under_a_handle_that_is_on_its_way(step: s
 
 
 async def test_a_key_whose_box_is_being_destroyed_gives_a_new_one(tmp_path: Path) -> None:
-    """Whoever creates waits for the end of what is ending (lesson 3)."""
+    """A creation waits for a destruction in progress (lesson 3)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         old = await hutch.create(key="k")
@@ -245,7 +245,7 @@ async def test_two_changes_at_once_do_not_undo_each_other(tmp_path: Path) -> Non
         assert (box.spec.limits.memory_mb, box.spec.limits.pids) == (77, 55)
 
 
-async def test_a_keeper_that_goes_waits_for_the_ends_that_are_under_way(tmp_path: Path) -> None:
+async def test_a_closing_keeper_waits_for_destructions_in_progress(tmp_path: Path) -> None:
     """What is half destroyed is not left behind (lesson 2)."""
     engine = Engine()
     keeper = keeper_on(engine, tmp_path)

@@ -294,7 +294,7 @@ async def test_two_writers_of_one_file_make_one_chain(tmp_path: Path) -> None:
     assert check.ok and check.count == 30
 
 
-async def test_arrivals_are_told_apart_by_the_last_word(tmp_path: Path) -> None:
+async def test_arrivals_are_distinguished_by_the_last_word(tmp_path: Path) -> None:
     ledger = SqliteLedger(tmp_path / "receipts.db")
     await ledger.append([draft(A, 1), draft(A, 2, "box.arrived"), draft(A, 3, LEFT), draft(A, 4, "box.arrived")])
     rows = [json.loads(row.body) for row in await ledger.rows(A, 0, 10)]

@@ -111,7 +111,7 @@ async def test_no_content_no_environment_and_no_secret_is_on_record() -> None:
     assert all(len(line) < 6000 for line in text.splitlines())
 
 
-async def test_whoever_looks_or_is_refused_is_on_record() -> None:
+async def test_observers_and_refused_callers_are_on_record() -> None:
     """Reads of observers and attempts of a session that had lost the box are recorded (P8)."""
     with house() as place:
         async with place.opened() as hutch:
@@ -155,7 +155,7 @@ async def test_a_caller_who_leaves_has_a_receipt() -> None:
             assert (await the_last(hutch, box.id)).error == "cancelled"
 
 
-async def test_a_killed_keeper_leaves_a_gap_that_the_next_one_tells() -> None:
+async def test_a_killed_keeper_leaves_a_gap_that_the_next_one_records() -> None:
     """A restart records a gap with the times between which operations may be missing."""
     with house() as place:
         holder = place.resident(HOLDER, "120")
@@ -181,9 +181,9 @@ async def test_a_keeper_that_went_on_purpose_leaves_no_gap() -> None:
         async with place.opened() as hutch:
             again = await hutch.attach(box.id)
             await again.exec("true")
-            told = await ops(hutch, box.id)
-            assert "gap" not in told
-            assert told[told.index("box.left") + 1] == "box.handed_over"
+            answer = await ops(hutch, box.id)
+            assert "gap" not in answer
+            assert answer[answer.index("box.left") + 1] == "box.handed_over"
             await again.destroy()
         assert (await _verified(place)) == [True]
 
@@ -196,9 +196,9 @@ async def test_pruning_dead_keepers_boxes_is_on_record() -> None:
         holder.kill()
         assert box_id in [leftover.name async for leftover in prune(place.config())]
         ledger = SqliteLedger(place.state / "receipts.db")
-        told = [json.loads(row.body)["op"] for row in await ledger.rows(box_id, 0, 100)]
+        answer = [json.loads(row.body)["op"] for row in await ledger.rows(box_id, 0, 100)]
         await ledger.close()
-        assert told == ["box.created", "box.running", "gap", "box.stopping", "box.gone"]
+        assert answer == ["box.created", "box.running", "gap", "box.stopping", "box.gone"]
 
 
 async def test_a_pooled_box_has_its_chain_from_its_first_owner_on() -> None:
@@ -248,7 +248,9 @@ async def test_without_receipts_nothing_is_written() -> None:
             assert await hutch.receipts.chains() == ()
             with pytest.raises(NotFound):
                 await hutch.receipts.list(box.id)
-            await hutch.receipts.note(box.id, "note.x")  # switched-off receipts are no error for whoever adds a note
+            await hutch.receipts.note(
+                box.id, "note.x"
+            )  # switched-off receipts are no error for a caller who adds a note
             await hutch.receipts.note("", "note.x")
             assert await hutch.receipts.chains() == ()
 
@@ -271,7 +273,7 @@ async def test_a_disk_that_cannot_hold_receipts_degrades_and_recovers() -> None:
             assert (await hutch.status()).state == "ready"
 
 
-async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap(
+async def test_what_a_keeper_could_not_write_before_its_end_is_reported_as_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Closing ends in time, an event names each box that lost receipts, and the next keeper records the gaps.
@@ -296,9 +298,9 @@ async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap
             assert set(warned) == {kept.id, gone.id} and all("could not be written" in text for text in warned.values())
             again = await hutch.attach(kept.id)
             assert "gap" in await ops(hutch, kept.id)
-            while "box.gone" not in (told := await ops(hutch, gone.id)):
+            while "box.gone" not in (answer := await ops(hutch, gone.id)):
                 await asyncio.sleep(0.1)
-            assert told[-2:] == ["gap", "box.gone"]
+            assert answer[-2:] == ["gap", "box.gone"]
             assert all(check.ok for check in await hutch.receipts.verify())
             await again.destroy()
 

@@ -28,14 +28,14 @@ async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
 
 
 async def test_what_is_taken_over_gets_the_clocks_of_its_new_keeper(tmp_path: Path) -> None:
-    """The grace is 10 s if embedded and 15 min under a server, whoever created the box; its ttl goes on."""
+    """The grace is 10 s if embedded and 15 min under a server, for every box; its ttl keeps running."""
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path, orphan_grace_sec=10))
     box = await first.create(ttl_sec=1000)
     await crash(first._keeper)
     async with opened(engine, tmp_path, orphan_grace_sec=900) as second:
-        ((told, grace, ttl),) = engine.clocks
-        assert (told, grace) == (box.id, 900)
+        ((answer, grace, ttl),) = engine.clocks
+        assert (answer, grace) == (box.id, 900)
         assert ttl is not None and 900 < ttl - clocks.GRACE_SECONDS <= 1000
         (record,) = second._keeper.boxes()
         assert (record.grace_sec, record.spec.ttl_sec) == (900, 1000)

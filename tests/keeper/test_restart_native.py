@@ -217,7 +217,7 @@ async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
         await destroy_all(place)
 
 
-async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
+async def test_a_paused_box_continues_with_its_jobs_after_a_crash() -> None:
     """A frozen guest does not notice its keeper's death; the next keeper thaws it and finds its jobs (B27, S2)."""
     with house() as place:
         keeper = holder(place)
@@ -252,7 +252,7 @@ async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
 
 
 class Stopping(NativeProvider):
-    """A keeper whose spawner is stopped once a box's first process exists, so it never hears that the guest serves."""
+    """A keeper whose spawner is stopped once a box's first process exists, so it never learns that the guest serves."""
 
     async def _await_guest(
         self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
@@ -273,7 +273,7 @@ class Stopping(NativeProvider):
             spawner.close()
 
 
-async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() -> None:
+async def test_a_box_reported_as_created_outlives_a_spawner_that_did_not_know_it() -> None:
     """A keeper that has reported "created" dies before its spawner knows; the box must stay."""
     with house() as place:
         wanted = order()
@@ -366,7 +366,7 @@ class Visited(NativeProvider):
         return canary
 
 
-async def test_a_canary_is_nobodys_litter() -> None:
+async def test_a_canary_is_not_swept_by_other_keepers() -> None:
     """A probe's box has no keeper; destroying it as a dead one's would make the engine look unusable (lesson 10)."""
     with house() as place:
         provider = Visited(place)

@@ -43,14 +43,14 @@ def test_what_is_no_template_is_refused(template: str) -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
-def test_different_values_never_meet(a: str, b: str, c: str, d: str) -> None:
+def test_different_values_give_different_keys(a: str, b: str, c: str, d: str) -> None:
     """The rendered text may be equal, the key is not (lesson 30)."""
     first = scope("{x}_{y}", {"x": a, "y": b}, owner="o")
     second = scope("{x}_{y}", {"x": c, "y": d}, owner="o")
     assert (first.key == second.key) == ((a, b) == (c, d))
 
 
-def test_owners_and_kinds_never_meet() -> None:
+def test_owners_and_kinds_give_different_keys() -> None:
     """The tenant is part of the key (B15)."""
     keys = {scope("user", VALUES, owner=owner, kind=kind).key for owner in "ab" for kind in ("", "app", "desktop")}
     assert len(keys) == 6
@@ -71,7 +71,7 @@ def test_a_task_is_named_or_the_conversation_or_new() -> None:
 
 async def test_the_settings_of_a_bot_platform(tmp_path: Path) -> None:
     """Image, host workspace and limits stand in a profile, the default one; a pipeline that names no scope has a box
-    for each chat, and a template of its own may tell conversations apart (B43)."""
+    for each chat, and a template of its own may distinguish conversations (B43)."""
     host = tmp_path / "bots"
     host.mkdir()
     host.chmod(0o777)

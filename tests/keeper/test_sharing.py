@@ -50,15 +50,15 @@ SHORT = {"short": {"inherits": "default", "ttl_sec": 1000.0}}
 
 
 async def test_the_ttl_of_a_pools_box_is_counted_from_its_claim(tmp_path: Path) -> None:
-    """By its own clock as by ours; a box that cannot be told is not handed out (lesson 13)."""
+    """By its own clock as by ours; a box whose clock cannot be set is not handed out (lesson 13)."""
     engine = Engine()
     async with opened(engine, tmp_path, pool={"short": 1}, profiles=SHORT) as hutch:
         await filled(hutch, "short", 1)
         (waiting,) = engine.boxes
         assert not engine.clocks
         box = await hutch.create(profile="short")
-        ((told, _, ttl),) = engine.clocks
-        assert told == box.id == waiting
+        ((answer, _, ttl),) = engine.clocks
+        assert answer == box.id == waiting
         assert ttl is not None and 900 < ttl - clocks.GRACE_SECONDS <= 1000
         await filled(hutch, "short", 1)
         engine.fault = fail_once("clocks", BoxBroken("dead"))
@@ -97,7 +97,7 @@ async def test_a_failing_engine_slows_the_pool_down(tmp_path: Path) -> None:
         assert hutch._keeper.pool.waiting() == {"default": 0}
 
 
-async def test_a_dead_keepers_pool_is_not_anybodys_box(tmp_path: Path) -> None:
+async def test_a_dead_keepers_pool_boxes_are_given_to_no_owner(tmp_path: Path) -> None:
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path, pool={"default": 1}))
     async with asyncio.timeout(30):
@@ -139,7 +139,7 @@ async def test_at_the_limit_a_creation_may_wait_for_room(tmp_path: Path) -> None
 
 
 async def test_a_session_works_in_its_current_box_and_falls_through(tmp_path: Path) -> None:
-    """Current, else default, else new; and the caller is told (P3, P7)."""
+    """Current, else default, else new; and a note says so (P3, P7)."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         sessions = hutch._keeper.sessions

@@ -74,7 +74,7 @@ async def test_a_piece_alone_is_done_when_the_call_returns(tmp_path: Path) -> No
     await writer.close()
 
 
-async def test_whoever_asks_for_thousands_lets_others_have_their_turn(tmp_path: Path) -> None:
+async def test_a_caller_with_thousands_of_tasks_does_not_starve_others(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
     turns = 0
@@ -125,7 +125,7 @@ async def test_a_refused_piece_leaves_no_trace_and_spares_its_neighbours(tmp_pat
     await writer.close()
 
 
-async def test_a_defect_of_ours_is_told_and_the_next_work_is_done(tmp_path: Path) -> None:
+async def test_an_unexpected_error_is_raised_and_the_next_task_runs(tmp_path: Path) -> None:
     def defect(db: sqlite3.Connection) -> None:
         put("half")(db)
         raise ZeroDivisionError
@@ -216,7 +216,7 @@ def test_a_second_loop_leaves_its_work_to_the_thread(tmp_path: Path) -> None:
     assert keys(tmp_path / "a.db") == {"first", "second"}
 
 
-async def test_whoever_gave_up_is_not_answered_and_the_work_is_done(tmp_path: Path) -> None:
+async def test_a_cancelled_caller_is_not_answered_and_the_task_runs(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
     with another_writes(tmp_path / "a.db"):

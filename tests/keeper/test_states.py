@@ -1,4 +1,4 @@
-"""The one door: every move is in the table, compared, and told."""
+"""Every change of state is in the table, compared and set, and is an event."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_only_moves_of_the_table_are_made(old: State, new: State) -> None:
 
 
 async def test_an_old_record_moves_nothing() -> None:
-    """Whoever holds a record that was changed meanwhile must look again (lesson 3)."""
+    """A caller whose record was changed meanwhile must read it again (lesson 3)."""
     states = States(MemoryStore())
     box = await states.open(record())
     await states.change(box, State.RUNNING, reason="first")
@@ -49,14 +49,14 @@ async def test_only_a_box_that_is_being_destroyed_is_forgotten() -> None:
 
 async def test_each_move_is_an_event() -> None:
     states = States(MemoryStore())
-    told: list[Event] = []
-    states.listeners.append(told.append)
+    answer: list[Event] = []
+    states.listeners.append(answer.append)
     box = await states.open(record())
     box = await states.change(box, State.RUNNING, reason="up")
     box = await states.update(box, labels={"a": "b"})
     box = await states.change(box, State.STOPPING, reason="down")
     await states.forget(box, "down", EventCause.CALL)
-    assert [(e.kind, e.new) for e in told] == [
+    assert [(e.kind, e.new) for e in answer] == [
         ("created", "creating"), ("state", "running"), ("state", "stopping"), ("gone", ""),
     ]  # fmt: skip
 

@@ -132,7 +132,7 @@ async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_i
     await store.close()
 
 
-async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
+async def test_a_tombstone_is_kept_for_a_week(opened: Open) -> None:
     """A tombstone stays for a week; after that neither its name nor its id finds anything (P4)."""
     store = opened()
     now = time.time()
@@ -151,7 +151,7 @@ async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
 
 
 async def test_an_ended_box_is_known_to_the_next_process(tmp_path: Path) -> None:
-    """The database, not a process, remembers what became of a box (P4, lesson 2)."""
+    """The database, not a process, remembers what happened to a box (P4, lesson 2)."""
     path = tmp_path / "hutch.db"
     first = SqliteStore(path)
     box = record()
@@ -222,9 +222,9 @@ async def test_a_name_is_given_once_to_the_boxes_of_an_owner(opened: Open) -> No
     other = named("")
     await store.insert(other, event(other))
     renamed = other.but(version=2, spec=first.spec)
-    for told in (None, event(other)):
+    for answer in (None, event(other)):
         with pytest.raises(Conflict, match="called web"):
-            await store.replace(renamed, 1, told)
+            await store.replace(renamed, 1, answer)
     assert await store.get(other.id) == other
     assert await store.replace(first.but(version=2, reason="changed"), 1, None), "it may keep its own"
     stranger = named("web").but(owner="somebody else")

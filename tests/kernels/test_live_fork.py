@@ -1,4 +1,4 @@
-"""Live forks: `box.fork(kernel=True)` gives boxes whose kernels go on with the parent's variables."""
+"""Live forks: `box.fork(kernel=True)` gives boxes whose kernels continue with the parent's variables."""
 
 import asyncio
 import json
@@ -89,8 +89,8 @@ async def test_forks_hold_the_variables_and_files_of_their_parent() -> None:
         assert kept.ok, kept.error
         async with forked(box, 2) as forks:
             for fork in forks:
-                told = await fork.python(CHECK)
-                assert told.ok and json.loads(told.stdout) == EXPECTED, (told.stdout, told.error)
+                answer = await fork.python(CHECK)
+                assert answer.ok and json.loads(answer.stdout) == EXPECTED, (answer.stdout, answer.error)
                 assert (await fork.exec("cat log.txt")).stdout == "parent\nfork\n"
                 assert [(each.id, each.warm) for each in await fork.kernels.all()] == [("python", True)]
             assert (await box.exec("cat log.txt")).stdout == "parent\n"
@@ -103,8 +103,8 @@ async def test_forks_hold_the_variables_and_files_of_their_parent() -> None:
             assert endless.verdict.cause is Cause.TIMEOUT
             async with forked(forks[1]) as (grandchild,):  # A fork can be forked, and its parent may go.
                 assert (await grandchild.python("next(half), len(frame), twice(4)")).text == "(3, 50000, 8)"
-        told = await box.python(CHECK)
-        assert json.loads(told.stdout) == EXPECTED, (told.stdout, told.error)
+        answer = await box.python(CHECK)
+        assert json.loads(answer.stdout) == EXPECTED, (answer.stdout, answer.error)
 
 
 @pytest.mark.usefixtures("prepared")
@@ -144,10 +144,10 @@ async def test_what_cannot_be_forked_is_said() -> None:
         await box.python("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()")
         await box.code("bash", "kept=here")
         async with forked(box) as (fork,):
-            told = await fork.python("try: pair[0].send(b'x')\nexcept OSError as error: print(error.errno)\nkept")
-            assert told.text == "'here'" and told.stdout == "9\n", told
-            assert any("1 threads" in note for note in told.notes), told.notes
-            assert any("2 open files, pipes or connections" in note for note in told.notes), told.notes
+            answer = await fork.python("try: pair[0].send(b'x')\nexcept OSError as error: print(error.errno)\nkept")
+            assert answer.text == "'here'" and answer.stdout == "9\n", answer
+            assert any("1 threads" in note for note in answer.notes), answer.notes
+            assert any("2 open files, pipes or connections" in note for note in answer.notes), answer.notes
             shell = await fork.code("bash", "echo $kept")
             assert shell.stdout == "\n" and any("only Python kernels" in note for note in shell.notes), shell
         running = asyncio.create_task(box.python("time.sleep(1000)"))

@@ -125,8 +125,8 @@ async def test_forks_share_no_randomness() -> None:
 async def test_a_warm_kernel_has_the_limits_and_environment_of_its_box(prepared: Environment) -> None:
     """It is a process of the box like any other: its user, limits, filter and variables."""
     async with Hutch() as hutch, hutch.box(memory_mb=256, env={"MINE": "this box's"}) as box:
-        told = await box.python("import os, sys\nprint(os.getuid(), os.environ['MINE'], os.getcwd(), sys.executable)")
-        assert told.stdout == f"1000 this box's /workspace {prepared.python}\n", told
+        answer = await box.python("import os, sys\nprint(os.getuid(), os.environ['MINE'], os.getcwd(), sys.executable)")
+        assert answer.stdout == f"1000 this box's /workspace {prepared.python}\n", answer
         status = (await box.python("print(open('/proc/self/status').read())")).stdout
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
@@ -161,7 +161,7 @@ def test_a_kernel_survives_its_keeper(language: str) -> None:
 
 
 async def test_a_kernel_lives_through_a_checkpoint_and_ends_with_a_rollback() -> None:
-    """A checkpoint copies the files of a working box; going back ends its kernels, and the next run starts anew."""
+    """A checkpoint copies the files of a working box; going back ends its kernels, and the next run starts again."""
     async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
         assert (await box.python("kept = 1\nopen('file', 'w').write('first')")).ok
         checkpoint = await box.checkpoint("before")
@@ -226,7 +226,7 @@ async def test_charts_say_what_was_plotted() -> None:
 
 
 async def test_a_template_is_renewed_after_a_number_of_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seed of string hashes is fixed in a template, so a new one takes its place; earlier kernels go on."""
+    """The seed of string hashes is fixed in a template, so a new one takes its place; earlier kernels keep running."""
     monkeypatch.setattr("hutch.kernels.warm.templates.MAX_FORKS", 2)
     ask = "hash('the same text')"
     async with Hutch() as hutch, AsyncExitStack() as stack:
@@ -238,7 +238,7 @@ async def test_a_template_is_renewed_after_a_number_of_forks(monkeypatch: pytest
 
 
 async def test_the_first_run_can_be_interrupted() -> None:
-    """Its time counts from when the kernel takes code, and its kernel goes on."""
+    """Its time counts from when the kernel takes code, and its kernel keeps running."""
     async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
         endless = await box.python("kept = 1\nwhile True: pass", timeout=1)
         assert endless.verdict.cause is Cause.TIMEOUT and endless.duration_sec >= 1, endless
@@ -283,13 +283,13 @@ async def test_a_missing_library_is_named_and_the_kernel_starts_without_it(prepa
 async def test_packages_are_installed_once_and_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip installs what the operator lists, with progress; the same list again costs nothing; a failure leaves it."""
     monkeypatch.setattr(environment, "PACKAGES", ())  # They take minutes.
-    told: list[str] = []
-    made = await asyncio.to_thread(environment.prepare, tmp_path, ["tabulate"], progress=told.append)
-    assert [line.split()[0] for line in told] == ["making", "installing", "compiling", "ready:"], told
+    answer: list[str] = []
+    made = await asyncio.to_thread(environment.prepare, tmp_path, ["tabulate"], progress=answer.append)
+    assert [line.split()[0] for line in answer] == ["making", "installing", "compiling", "ready:"], answer
     assert made.libraries[-1] == "tabulate" and "tabulate" in made.packages
-    told.clear()
-    assert environment.prepare(tmp_path, ["tabulate"], progress=told.append).prefix == made.prefix
-    assert "already" in told[0] and len(told) == 2
+    answer.clear()
+    assert environment.prepare(tmp_path, ["tabulate"], progress=answer.append).prefix == made.prefix
+    assert "already" in answer[0] and len(answer) == 2
     with pytest.raises(EngineError, match="no-such-package-of-hutch"):
         await asyncio.to_thread(environment.prepare, tmp_path, ["no-such-package-of-hutch"])
     assert environment.load(tmp_path) == made
@@ -312,12 +312,12 @@ def test_metrics_and_events_know_kernels() -> None:
             client.good("POST", f"{box}/code", {"code": code})
         client.good("POST", f"{box}/code", {"code": "true", "language": "bash"})
         client.good("POST", f"{box}/fork", {"kernel": True})
-        told = client.call("GET", "/metrics").body.decode()
-        assert 'hutch_kernels_started_total{start="warm"} 2.0' in told, told
-        assert 'hutch_kernels_started_total{start="forked"} 1.0' in told
-        assert 'hutch_code_runs_total{cause="ok",language="python"} 2.0' in told
-        assert 'hutch_code_runs_total{cause="exit",language="python"} 2.0' in told
-        assert 'hutch_code_runs_total{cause="ok",language="bash"} 1.0' in told
+        answer = client.call("GET", "/metrics").body.decode()
+        assert 'hutch_kernels_started_total{start="warm"} 2.0' in answer, answer
+        assert 'hutch_kernels_started_total{start="forked"} 1.0' in answer
+        assert 'hutch_code_runs_total{cause="ok",language="python"} 2.0' in answer
+        assert 'hutch_code_runs_total{cause="exit",language="python"} 2.0' in answer
+        assert 'hutch_code_runs_total{cause="ok",language="bash"} 1.0' in answer
         events = client.good("GET", f"/v1/events?box={box_id}")["events"]
         (died,) = [event for event in events if event["kind"] == "kernel"]
         assert died["old"] == "python" and "died" in died["reason"]

@@ -81,7 +81,7 @@ async def test_a_box_cannot_pose_as_its_keeper(cluster_settings: Settings) -> No
 
 
 async def test_memory_ends_the_command_not_the_box(cluster_settings: Settings) -> None:
-    """A command past its memory is killed by the kernel, with that verdict; the box goes on (lesson 24)."""
+    """A command past its memory is killed by the kernel, with that verdict; the box keeps running (lesson 24)."""
     async with box(cluster_settings, memory_mb=64, disk_mb=16) as (_, instance):
         result = await instance.run(Command(command="head -c 400m /dev/zero | tail", timeout_sec=60.0))
         assert result.verdict.cause is Cause.OOM, result
@@ -180,7 +180,7 @@ async def test_of_two_claims_one_wins(cluster_settings: Settings) -> None:
 
 
 async def test_a_taken_over_box_is_followed_by_its_new_keeper(cluster_settings: Settings) -> None:
-    """After a takeover the label names the new keeper, whose watch tells it when the Pod ends."""
+    """After a takeover the label names the new keeper, whose watch reports when the Pod ends."""
     async with box(cluster_settings) as (provider, instance):
         other = provider_of(cluster_settings)
         taken = await other.attach(instance.record, instance.spec)
@@ -196,8 +196,8 @@ async def test_a_taken_over_box_is_followed_by_its_new_keeper(cluster_settings: 
 
 
 async def test_a_stopped_box_comes_back_with_its_files(cluster_settings: Settings) -> None:
-    """A persistent box keeps home and workspace on claims: its Pod goes, a new one has the same files, and destroying
-    the box removes the claims (B12)."""
+    """A persistent box keeps home and workspace on claims: its Pod is removed, a new one has the same files, and
+    destroying the box removes the claims (B12)."""
     if not cluster_settings.get("storage_class"):
         pytest.skip("needs a storage class: set HUTCH_TEST_KUBE_STORAGE_CLASS")
     async with box(cluster_settings, retention=Retention.PERSISTENT) as (provider, instance):

@@ -163,7 +163,7 @@ async def test_no_server_says_how_long_we_sleep(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_without_agent_sandbox_its_workload_is_refused(tmp_path: Path) -> None:
-    """Boxes as Sandboxes need agent-sandbox's definitions: without them the probe says so, and how to go on."""
+    """Boxes as Sandboxes need agent-sandbox's definitions: without them the probe says so, and what to do."""
     async with scripted(tmp_path) as (script, path):
         script.on("POST", "/networkpolicies", (201, {"kind": "NetworkPolicy", "metadata": {"name": "x"}}))
         script.on("POST", "/secrets", (201, {"kind": "Secret", "metadata": {"name": "x"}}))
@@ -284,16 +284,16 @@ async def test_a_box_on_a_silent_node_may_come_back(tmp_path: Path) -> None:
 
 
 async def test_an_end_is_noticed_without_being_asked_for(tmp_path: Path) -> None:
-    """A box whose Pod ends is told by the watch, so that its links close at once."""
+    """The watch reports a Pod that ends to its box, so that its links close at once."""
     async with scripted(tmp_path) as (script, path):
         ended = {"apiVersion": "v1", "kind": "Pod", **RECORDED["oom"]}
         script.on("WATCH", "/pods", [{"type": "MODIFIED", "object": ended}, "silence"])
         cluster = Cluster(Settings(kubeconfig=str(path)))
         pods = Pods(cluster, "keeper-1")
-        told = asyncio.Event()
-        pods.on_end("rec-oom", told.set)
+        answer = asyncio.Event()
+        pods.on_end("rec-oom", answer.set)
         async with asyncio.timeout(30):
-            await told.wait()
+            await answer.wait()
         with pytest.raises(EngineError, match="OOMKilled"):
             await pods.wait_for_running("rec-oom", 5)
         await pods.close()

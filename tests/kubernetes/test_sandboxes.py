@@ -57,7 +57,7 @@ async def test_a_box_is_a_sandbox(sandbox_settings: Settings) -> None:
         await other.close()
 
 
-async def test_a_pod_made_anew_is_not_the_box(sandbox_settings: Settings) -> None:
+async def test_a_recreated_pod_is_not_the_box(sandbox_settings: Settings) -> None:
     """agent-sandbox replaces a deleted Pod by an empty one of the same name: nobody takes that one for the box."""
     async with box(sandbox_settings) as (provider, instance):
         await provider.cluster.delete("Pod", instance.pod)

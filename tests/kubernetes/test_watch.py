@@ -1,4 +1,4 @@
-"""The watch of a keeper's Pods goes on whatever it shows, and what it shows is bounded before people read it."""
+"""The watch of a keeper's Pods continues whatever it shows, and what it shows is bounded before people read it."""
 
 import asyncio
 import copy

@@ -49,7 +49,7 @@ async def test_a_fork_outlives_its_parent_and_keeps_the_parents_layers() -> None
         assert await shell(second, "cat a b; echo more > c; cat c") == "one\ntwo\nmore"
 
 
-async def test_a_merge_brings_everything_or_nothing() -> None:
+async def test_a_merge_applies_everything_or_nothing() -> None:
     async with Hutch() as hutch, hutch.box() as box:
         await shell(box, "for n in both ours theirs; do echo base > $n; done; mkdir -p d/e; echo x > d/e/f; ln -s a l")
         (fork,) = await box.fork()

@@ -184,8 +184,8 @@ async def test_what_lies_on_the_host_is_left_out_and_named(tmp_path: Path) -> No
             assert (tmp_path / "host").read_text() == "two\n"
 
 
-async def test_a_watch_goes_on_after_the_files_were_switched() -> None:
-    """It hears of an overflow: what changed in that moment is not known."""
+async def test_a_watch_continues_after_the_files_were_switched() -> None:
+    """It gets an overflow: what changed in that moment is not known."""
     async with Hutch() as hutch, hutch.box() as box, box.files.watch(".") as changes:
         made = await box.checkpoint()
         assert made.way is Way.SWITCH, "a watch does not have to be copied around"

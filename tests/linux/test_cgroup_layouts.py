@@ -127,15 +127,15 @@ def test_v1_in_a_container_without_cgroup_namespace(tmp_path: Path) -> None:
     assert machine.hierarchy("cpu") == Hierarchy(1, f"{tmp_path}/cpu,cpuacct")
 
 
-@pytest.mark.parametrize("told", ["", "cgroup.memory=nosocket", "cgroup.memory=foo,nokmem"])
-def test_whether_sockets_count(tmp_path: Path, told: str) -> None:
-    """v2 counts them unless the kernel was told not to, v1 only where it has a limit for them."""
+@pytest.mark.parametrize("options", ["", "cgroup.memory=nosocket", "cgroup.memory=foo,nokmem"])
+def test_whether_sockets_count(tmp_path: Path, options: str) -> None:
+    """v2 counts them unless a kernel option says otherwise, v1 only where it has a limit for them."""
     line = tmp_path / "cmdline"
-    line.write_text(f"quiet {told} panic=1\n")
-    assert _counts_sockets(Hierarchy(2, str(tmp_path)), str(line)) == (not told)
+    line.write_text(f"quiet {options} panic=1\n")
+    assert _counts_sockets(Hierarchy(2, str(tmp_path)), str(line)) == (not options)
     assert not _counts_sockets(Hierarchy(1, str(tmp_path)), str(line))
     fabricate(tmp_path, **{SOCKETS_FILE: "0"})
-    assert _counts_sockets(Hierarchy(1, str(tmp_path)), str(line)) == (not told)
+    assert _counts_sockets(Hierarchy(1, str(tmp_path)), str(line)) == (not options)
 
 
 def test_hybrid_takes_controllers_from_v1_and_the_freezer_from_v2(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def tree() -> Iterator[Tree]:
 
 @contextlib.contextmanager
 def running(group: Group, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process born in `group`; the fork that enters has one thread, as `enter` demands."""
+    """A process started in `group`; the fork that enters has one thread, as `enter` demands."""
     process = subprocess.Popen(
         argv, preexec_fn=lambda: join(group), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -199,7 +199,7 @@ def test_the_peak_stays_when_the_memory_is_free_again(tree: Tree) -> None:
 
 
 @needs_groups
-def test_frozen_box_stands_still_and_goes_on_after_the_thaw(tree: Tree) -> None:
+def test_a_frozen_box_runs_again_after_the_thaw(tree: Tree) -> None:
     """Pause: every process of the box, children included, and even one that forks all the time."""
     code = """
 import os, subprocess, sys, time
@@ -377,7 +377,7 @@ def test_two_makers_of_one_keeper_never_share_a_group(tree: Tree) -> None:
 
 
 @needs_groups
-def test_who_finds_the_directories_gone_makes_them_anew(tree: Tree) -> None:
+def test_missing_directories_are_made_again(tree: Tree) -> None:
     """A keeper's spawners share them, and one may have no group at the moment when another ends."""
     other = Tree(MACHINE, tree._name.removeprefix("hutch-"))
     assert other.close()
@@ -439,7 +439,7 @@ def test_threads_that_look_at_once_find_the_same() -> None:
 
 
 def test_ordinary_user_gets_no_groups_and_the_remedy() -> None:
-    """An account without rights on the machine's real groups is told what would help (lesson 34)."""
+    """An account without rights on the machine's real groups gets the remedy (lesson 34)."""
     if os.getuid() != 0:
         pytest.skip("needs root to become an ordinary user")
     code = "from hutch.linux.cgroups import detect; m = detect(); print(m.mode, m.memory, m.reason)"

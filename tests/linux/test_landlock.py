@@ -275,13 +275,13 @@ finished(pid)
 
 @needs_landlock
 def test_mounts_that_come_later_are_covered_and_a_layer_switch_too(place: Path) -> None:
-    """A process mounts and pivots from outside; the guest in its domain goes on writing without taking part."""
+    """A process mounts and pivots from outside; the guest in its domain keeps writing without taking part."""
     assert output(place, SWITCH.format(ruled=".")) == ["ok ok ok ok ok newer two"]
 
 
 @needs_landlock
 def test_a_rule_on_the_merged_view_itself_would_be_lost_by_a_switch(place: Path) -> None:
-    """The control, and the reason why `enter` takes the base: the rule goes with the mount that was replaced."""
+    """The control, and the reason why `enter` takes the base: the rule is lost with the mount that was replaced."""
     assert output(place, SWITCH.format(ruled="m")) == ["ok ok ok EACCES EACCES"]
 
 

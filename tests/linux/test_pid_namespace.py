@@ -1,4 +1,4 @@
-"""A large process goes on inside a pid namespace with the memory that it has, and without a fork."""
+"""A large process continues inside a pid namespace with the memory that it has, and without a fork."""
 
 import json
 import subprocess
@@ -36,11 +36,11 @@ print(json.dumps(told))
 """
 
 
-def test_a_process_goes_on_as_the_first_of_its_namespace() -> None:
+def test_the_fork_is_the_first_process_of_its_namespace() -> None:
     """It keeps its memory and descriptors, may have threads and children, and the old process ends without a step."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["pid"] == 1 and told["child"] == 7 and told["same"]
-    assert told["sum"] == sum(number * number for number in range(100_000)) + 7
-    assert told["before"] == -9 and told["after"] == {str(told["outside"]): 5}
+    answer = json.loads(ended.stdout)
+    assert answer["pid"] == 1 and answer["child"] == 7 and answer["same"]
+    assert answer["sum"] == sum(number * number for number in range(100_000)) + 7
+    assert answer["before"] == -9 and answer["after"] == {str(answer["outside"]): 5}

@@ -94,7 +94,7 @@ def test_every_number_gets_the_answer_of_its_table(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_where_nobody_answers_nothing_is_asked(machine: str) -> None:
+def test_the_filter_asks_nothing_where_no_guest_answers(machine: str) -> None:
     """A launcher that loads the filter for its own programs has no guest that would permit a netlink socket."""
     program = seccomp.program(machine, asks=False)
     number = NUMBERS[machine]["socket"]
@@ -206,7 +206,7 @@ def test_urgent_data(machine: str, flags: int, others: tuple[int, int, int]) -> 
     | st.integers(0, 2**32 - 1),
     upper=upper_halves,
 )
-def test_nobody_takes_a_terminal_over(machine: str, request: int, upper: int) -> None:
+def test_no_process_takes_over_a_terminal(machine: str, request: int, upper: int) -> None:
     """TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, TIOCVHANGUP, TIOCSLCKTRMIOS."""
     refused = request in (0x5412, 0x541C, 0x541D, 0x5423, 0x5437, 0x5457)
     expected = Action.EPERM if refused else Action.ALLOW
@@ -431,7 +431,7 @@ def test_an_x32_call_kills_the_process() -> None:
 
 
 def test_loading_needs_no_new_privs() -> None:
-    """An ordinary user without no_new_privs is told so by the kernel; the wrapper names the call."""
+    """An ordinary user without no_new_privs gets an error from the kernel; the wrapper names the call."""
     code = """
         from hutch.linux import kernel, seccomp
         kernel.run_calls([kernel.capset_call(0)])

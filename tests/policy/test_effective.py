@@ -1,4 +1,4 @@
-"""From spec to effective spec: locks, maxima, defaults, and every change told (B4, B16, B17, B19)."""
+"""From spec to effective spec: locks, maxima, defaults, and every change reported (B4, B16, B17, B19)."""
 
 import math
 from pathlib import Path
@@ -37,7 +37,7 @@ def decide(
     return effective(spec or Spec(), profile, capabilities, provider="native", **options)
 
 
-def told(answer: EffectiveSpec) -> list[str]:
+def reply(answer: EffectiveSpec) -> list[str]:
     return [str(each) for each in answer.adjustments]
 
 
@@ -91,7 +91,7 @@ def test_a_locked_image_is_the_profiles() -> None:
     profile = DEFAULT.but(image="oci:safe", locked=frozenset({"image"}))
     answer = decide(Spec(image="oci:mine"), profile, default_image="oci:of-config")
     assert answer.image == "oci:safe"
-    assert told(answer) == ["image oci:mine → oci:safe: locked by profile default"]
+    assert reply(answer) == ["image oci:mine → oci:safe: locked by profile default"]
 
 
 def test_the_provider_is_the_callers_unless_locked() -> None:
@@ -101,7 +101,7 @@ def test_the_provider_is_the_callers_unless_locked() -> None:
     locked = DEFAULT.but(provider="docker", locked=frozenset({"provider"}))
     assert providers_of(Spec(provider="e2b"), locked, "native", ("docker", "podman")) == ("docker", "podman")
     answer = effective(Spec(provider="e2b"), locked, ABLE, provider="docker")
-    assert told(answer) == ["provider e2b → docker: locked by profile default"]
+    assert reply(answer) == ["provider e2b → docker: locked by profile default"]
 
 
 def test_profile_entries_lie_under_the_callers() -> None:
@@ -123,11 +123,11 @@ def test_paths_are_accepted_where_text_is_meant() -> None:
 # --- locks and maxima -----------------------------------------------------------------------------------------
 
 
-def test_a_value_over_the_maximum_is_clamped_and_told() -> None:
+def test_a_value_over_the_maximum_is_clamped_and_reported() -> None:
     """The clamp is reported (B4)."""
     answer = decide(Spec(limits=LimitsAsked(timeout_sec=600)))
     assert answer.limits.timeout_sec == 120
-    assert told(answer) == ["timeout_sec 600 → 120: maximum of profile default"]
+    assert reply(answer) == ["timeout_sec 600 → 120: maximum of profile default"]
 
 
 def test_a_locked_field_wins_over_the_caller() -> None:
@@ -135,21 +135,21 @@ def test_a_locked_field_wins_over_the_caller() -> None:
     spec = Spec(network=NetworkMode.ON, read_only_root=False, workspace=Workspace())
     answer = decide(spec, BUILT_IN["offline_readonly"])
     assert (answer.network, answer.read_only_root, answer.workspace.mode) == (NetworkMode.OFF, True, MountMode.RO)
-    assert sorted(told(answer)) == [
+    assert sorted(reply(answer)) == [
         "network on → off: locked by profile offline_readonly",
         "read-only system false → true: locked by profile offline_readonly",
         "workspace.mode rw → ro: locked by profile offline_readonly",
     ]
 
 
-def test_locked_entries_are_dropped_and_only_their_names_told() -> None:
+def test_locked_entries_are_dropped_and_only_their_names_reported() -> None:
     profile = DEFAULT.but(locked=frozenset({"env", "secrets", "mounts", "labels"}), env={"A": "1"})
     spec = Spec(
         env={"TOKEN": "hunter2"}, secrets={"KEY": "hunter3"}, mounts=(Mount(source="/srv/x", target="/x"),)
     )  # fmt: skip
     answer = decide(spec, profile)
     assert (answer.env, answer.secrets, answer.mounts) == ({"A": "1"}, {}, ())
-    assert sorted(told(answer)) == [
+    assert sorted(reply(answer)) == [
         "env TOKEN → A: locked by profile default",
         "mounts /srv/x:/x:ro → none: locked by profile default",
         "secrets KEY → none: locked by profile default",
@@ -160,7 +160,7 @@ def test_never_is_over_every_maximum_of_a_clock() -> None:
     profile = DEFAULT.but(maxima=Maxima(idle_timeout_sec=3600, ttl_sec=7200), ttl_sec=7200.0)
     answer = decide(Spec(idle_timeout_sec=0, ttl_sec=0), profile)
     assert (answer.idle_timeout_sec, answer.ttl_sec) == (3600, 7200)
-    assert told(answer) == [
+    assert reply(answer) == [
         "idle_timeout_sec never → 3600: maximum of profile default",
         "ttl_sec never → 7200: maximum of profile default",
     ]
@@ -218,7 +218,7 @@ CHILDREN = st.builds(
 
 
 @given(spec=SPECS, child=CHILDREN)
-def test_maxima_hold_locks_win_and_every_difference_is_told(spec: Spec, child: ProfileTable) -> None:
+def test_maxima_hold_locks_win_and_every_difference_is_reported(spec: Spec, child: ProfileTable) -> None:
     """Maxima hold, locks win, and every difference is reported (B4, B16)."""
     profile = resolve("child", {"child": child})
     answer = decide(spec, profile)
@@ -370,7 +370,7 @@ def test_neighbours_and_places_in_the_workspace_are_fine() -> None:
     assert tuple(mount.target for mount in answer.mounts) == targets
 
 
-def test_a_path_written_oddly_is_written_plainly_and_told() -> None:
+def test_an_odd_path_is_normalised_and_reported() -> None:
     answer = decide(Spec(workdir="//workspace//src/./", mounts=(Mount(source="/srv/x", target="/data/"),)))
     assert (answer.workdir, answer.mounts[0].target) == ("/workspace/src", "/data")
     assert {each.field for each in answer.adjustments} == {"workdir", "mounts"}
@@ -453,7 +453,7 @@ def test_a_command_without_timeout_gets_the_default() -> None:
     assert clamp_timeout(None, DEFAULT.limits) == (30, None)
 
 
-def test_a_timeout_over_the_maximum_is_clamped_and_told() -> None:
+def test_a_timeout_over_the_maximum_is_clamped_and_reported() -> None:
     """A timeout over the maximum is clamped and reported (B4)."""
     seconds, adjustment = clamp_timeout(600, DEFAULT.limits)
     assert seconds == 120

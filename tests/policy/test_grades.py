@@ -53,10 +53,10 @@ def test_the_refusal_quotes_the_provider() -> None:
     assert caught.value.remedy.startswith("set Delegate=yes")
 
 
-def test_strict_tells_why_there_is_no_control_group() -> None:
+def test_strict_explains_why_there_is_no_control_group() -> None:
     """The watchdog holds the limit, so nothing but the group itself is missing (lesson 34)."""
-    told = Missing(what="cgroups", reason="the cgroup is not delegated", remedy="set Delegate=yes")
-    weak = ABLE.but(grades=STRONG.but(cpus=EnforcedBy.WATCHDOG), missing=(told,))
+    reply = Missing(what="cgroups", reason="the cgroup is not delegated", remedy="set Delegate=yes")
+    weak = ABLE.but(grades=STRONG.but(cpus=EnforcedBy.WATCHDOG), missing=(reply,))
     assert grades.check(PLAIN, DEFAULT, weak) == ()
     with pytest.raises(Refused, match=r"only a watchdog .*the cgroup is not delegated") as caught:
         grades.check(PLAIN, DEFAULT, weak, strict=True)

@@ -80,10 +80,10 @@ class Daemon:
         return subprocess.run(ask, capture_output=True).returncode == 0
 
     def kill(self) -> None:
-        """As a crash would: its containers' processes go on."""
+        """As a crash would: its containers' processes keep running."""
         self._end(signal.SIGKILL)
         self.socket.unlink(missing_ok=True)
-        # Its containerd goes with it, a moment later; a new daemon would take one that dies, or lies dead, for its own.
+        # Its containerd ends with it, a moment later; a new daemon would take one that dies, or lies dead, for its own.
         number = self.socket.parent / "exec/containerd/containerd.pid"
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             ended = os.pidfd_open(int(number.read_text()))
@@ -109,7 +109,7 @@ class Daemon:
 def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
     _needs("dockerd", "runc", "unshare", "nsenter", "ip", "curl")
     with scratch_directory() as directory:
-        # This runsc takes a namespace without a route for the machine's own, unless it is told that there is none.
+        # This runsc takes a namespace without a route for the machine's own, unless an option says that there is none.
         arguments = {"runsc": ["--network=none"], "crun": []}
         found = {name: _found(name) for name in arguments}
         runtimes = {name: {"path": path, "runtimeArgs": arguments[name]} for name, path in found.items() if path}

@@ -1,4 +1,4 @@
-"""A real engine dies and comes back, and status, readiness, tools and hosted MCP servers all tell the truth of it."""
+"""A real engine dies and comes back, and status, readiness, tools and hosted MCP servers all report the truth."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def reports(client: Client, server: Server) -> dict[str, Any]:
 
 
 def test_after_failed_creations_nothing_says_that_boxes_can_be_made(docker: daemons.Daemon, short_tmp: Path) -> None:
-    """Lesson 41: the probe was good, the daemon died; the first creation that fails makes every report ask anew."""
+    """Lesson 41: the probe was good, the daemon died; the first creation that fails makes every report ask again."""
     config = short_tmp / "hutch.toml"
     config.write_text(f'provider = "docker"\n[providers.docker]\n{lines(docker)}\n')
     server = Server(HUTCH_CONFIG=str(config))
@@ -130,8 +130,8 @@ def test_a_stand_in_serves_at_every_door(docker: daemons.Daemon, short_tmp: Path
         server.start()
         client = server.unix()
         for tried in (False, True):
-            told = reports(client, server)
-            assert (told.pop("usable"), set(told.values())) == (False, {True}), (tried, told)
+            answer = reports(client, server)
+            assert (answer.pop("usable"), set(answer.values())) == (False, {True}), (tried, answer)
             status = client.good("GET", "/v1/status")
             assert (status["state"], status["provider"]) == ("degraded", "native"), status
             with client.box() as path:

@@ -54,7 +54,7 @@ async def test_the_probe_names_what_is_wrong_with_kvm(
 async def test_the_real_package_on_this_machine(
     provider: BoxLiteProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Honest either way: machines boot and it is usable, or the reason is told; asked again it is remembered."""
+    """Honest either way: machines boot and it is usable, or the reason is given; asked again it is remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = await provider.probe()
     assert found.usable or (found.reason and found.remedy)

@@ -53,7 +53,7 @@ async def test_a_container_is_hardened(docker: daemons.Daemon, tmp_path: Path) -
 
 
 async def test_secrets_stay_inside(docker: daemons.Daemon, tmp_path: Path) -> None:
-    """Lesson 37: whoever may ask the engine about a container does not see them; commands do."""
+    """Lesson 37: a user who may ask the engine about a container does not see them; commands do."""
     secret = "s3cr3t-" + os.urandom(8).hex()
     async with box(daemons.provider(docker, tmp_path), env={"PLAIN": "p"}, secrets={"TOKEN": secret}) as made:
         assert (await run(made, 'echo "$TOKEN $PLAIN"')).stdout == f"{secret} p\n"
@@ -64,7 +64,7 @@ async def test_secrets_stay_inside(docker: daemons.Daemon, tmp_path: Path) -> No
 
 
 async def test_labels_say_whose_it_is(docker: daemons.Daemon, tmp_path: Path) -> None:
-    """B27: box, keeper, instance, and a digest of the configuration by which drift is told."""
+    """B27: box, keeper, instance, and a digest of the configuration by which drift is found."""
     provider = daemons.provider(docker, tmp_path)
     wanted = order(keeper="keeper-1")
     async with box(provider, wanted) as made:
@@ -158,7 +158,7 @@ async def test_the_engines_own_disk_is_guarded(docker: daemons.Daemon, tmp_path:
             wrote
         )
         assert "remove files" in verdict.remedy
-        # Longer than the guard rests: whoever removes is left alone, though the box is over its limit.
+        # Longer than the guard rests: a command that removes files is left alone, though the box is over its limit.
         assert (await run(made, f"sleep 6; rm {place} && echo room", user=user)).stdout == "room\n"
 
 

@@ -1,4 +1,5 @@
-"""An engine that dies under load: its boxes are `unknown` with a reason, others go on, and they come back with it."""
+"""An engine that dies under load: its boxes are `unknown` with a reason, others keep running, and they come back with
+it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -128,7 +128,7 @@ async def test_internet_access_follows_the_network_of_the_spec() -> None:
         assert allowed is (network is NetworkMode.ON)
 
 
-async def test_secrets_are_not_in_what_the_server_is_told(server: E2B) -> None:
+async def test_secrets_are_not_sent_to_the_server(server: E2B) -> None:
     """(A secret reaches the command, and neither the record nor the server's own log or list.)"""
     provider, asked = made(), order(secrets={"TOKEN": "hush-hush"})
     box = await provider.create(asked, provider.plan(asked))
@@ -170,7 +170,7 @@ async def test_a_missing_package_or_key_is_said(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_through_the_front_door(server: E2B) -> None:
-    """(S1, S13) Hutch on Hutch: a box of the E2B provider is a sandbox of a Hutch server, and goes with it."""
+    """(S1, S13) Hutch on Hutch: a box of the E2B provider is a sandbox of a Hutch server, and ends with it."""
     profile = {"accept_unenforced": ["cpus", "disk_mb"]}
     async with Hutch(providers={"e2b": server.options}, profiles={"cloud": profile}) as hutch:
         with pytest.raises(Refused, match="cpus"):

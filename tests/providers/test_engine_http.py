@@ -19,7 +19,7 @@ from hutch.providers.guest_client.link import Link
 
 @asynccontextmanager
 async def answering(directory: Path, answer: bytes, hold: bool = False) -> AsyncIterator[EngineHttp]:
-    """An engine that says these bytes to whoever asks, and then hangs up, or waits."""
+    """An engine that says these bytes to every caller, and then hangs up, or waits."""
     asked = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +188,7 @@ def test_an_engine_is_found_as_its_own_command_finds_it(
 
 
 async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
-    """Whoever sits at the socket cannot fill the keeper's memory with one line (lesson 46)."""
+    """A program at the socket cannot fill the keeper's memory with one line (lesson 46)."""
     body = b'{"a":"' + b"x" * (9 << 20)
     answer = plain("200 OK", body, f"Content-Length: {len(body) + 100}")
     async with answering(tmp_path, answer, hold=True) as http:

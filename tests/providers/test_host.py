@@ -72,7 +72,7 @@ async def test_its_end_finds_every_process(hutch: Hutch) -> None:
         assert not any(is_there(pid) for pid in pids)
 
 
-async def test_an_engine_that_goes_takes_its_boxes_along(tmp_path: Path) -> None:
+async def test_the_boxes_of_an_engine_end_with_it(tmp_path: Path) -> None:
     """P1: `hutch providers --retire NAME` before a package is uninstalled; boxes of others stay."""
     (tmp_path / "hutch.toml").write_text(
         '[profiles.naked]\nmin_isolation = "none"\naccept_unenforced = ["cpus", "memory_mb", "pids", "disk_mb"]\n'

@@ -71,7 +71,7 @@ async def test_privileges_are_those_of_the_engines_exec(
 
 
 async def test_the_fast_lane_never_goes_around_gvisor(docker: daemons.Daemon, tmp_path: Path) -> None:
-    """A sandbox of its own kernel is entered through its own door only, whoever asks for the fast lane."""
+    """A sandbox of its own kernel is entered through its own kernel only, also if the fast lane is asked for."""
     if shutil.which("runsc") is None:
         pytest.skip("runsc is not installed (tools/setup.sh)")
     with pytest.raises(Unsupported, match="kernel of its own"):

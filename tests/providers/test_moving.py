@@ -100,7 +100,7 @@ async def test_copies_are_removed_by_threads(tmp_path: Path) -> None:
     assert not any(on_loop for _, on_loop in removers)
 
 
-async def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
+async def test_what_an_export_leaves_out_is_listed(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
     async with Hutch(mount_roots=[str(tmp_path)]) as hutch:

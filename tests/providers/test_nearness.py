@@ -79,8 +79,8 @@ async def test_a_network_is_not_walled_where_the_engine_is_not(docker: daemons.D
                 pass
         capabilities = await provider.probe()
         assert NetworkMode.ON not in capabilities.networks
-        told = {missing.what: missing.reason for missing in capabilities.missing}
-        assert "cannot be walled" in told["networks.on"]
+        answer = {missing.what: missing.reason for missing in capabilities.missing}
+        assert "cannot be walled" in answer["networks.on"]
     assert NetworkMode.ON in (await daemons.provider(docker, short_tmp).probe()).networks
 
 

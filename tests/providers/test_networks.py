@@ -30,7 +30,7 @@ while True:
 
 @contextmanager
 def listener(daemon: daemons.Daemon, address: str) -> Iterator[int]:
-    """Something beside the engine that answers whoever calls; its port."""
+    """Something beside the engine that answers every caller; its port."""
     argv = [*daemon.inside, "python3", "-c", LISTEN, address]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -47,7 +47,7 @@ def beside(daemon: daemons.Daemon, *argv: str) -> str:
 
 @contextmanager
 def far_machine(daemon: daemons.Daemon) -> Iterator[int]:
-    """A machine behind the engine's, at the private address 172.30.0.2, that answers whoever calls; its port."""
+    """A machine behind the engine's, at the private address 172.30.0.2, that answers every caller; its port."""
     beside(daemon, "sh", "-c", """
         ip link add far type veth peer name near && ip address add 172.30.0.1/24 dev near && ip link set near up
         ip netns add far && ip link set far netns far && sysctl -qw net.ipv4.ip_forward=1

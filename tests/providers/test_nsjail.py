@@ -122,7 +122,7 @@ def test_unknown_settings_are_named() -> None:
 
 
 async def test_a_program_that_is_no_nsjail_is_not_usable(tmp_path: Path) -> None:
-    """The canary tells: a name on the PATH proves nothing."""
+    """The canary shows it: a name on the PATH proves nothing."""
     fake = tmp_path / "nsjail"
     fake.write_text("#!/bin/sh\necho this is something else >&2\nexit 3\n")
     fake.chmod(0o755)
@@ -141,8 +141,8 @@ def test_a_machine_without_control_groups(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nsjail") is None, reason="nsjail is not on the PATH")
 def test_the_real_program_knows_every_word() -> None:
-    told = subprocess.run(["nsjail", "--help"], capture_output=True, text=True)
-    known = {word.split("|")[0] for word in (told.stdout + told.stderr).split() if word.startswith("--")}
+    answer = subprocess.run(["nsjail", "--help"], capture_output=True, text=True)
+    known = {word.split("|")[0] for word in (answer.stdout + answer.stderr).split() if word.startswith("--")}
     for version in (0, 1, 2):
         made = line(argv.Groups(version, "/p", swap=True))
         assert {word for word in made[: made.index("--")] if word.startswith("--")} <= known

@@ -1,6 +1,6 @@
 """The harness of the attack suite: boxes with or without their defences, and attacks as Python code that runs in them.
 
-An attack is code that tries something from inside a box and tells how it went: "ok", or the name of the error. A test
+An attack is code that tries something from inside a box and reports how it went: "ok", or the name of the error. A test
 says which answers mean that it was refused, and shows with a *control* that the same code succeeds where the defence
 is left out (`NativeProvider(without=...)`), so that the test can fail and the defence is what stops it. Targets are
 always the test's own: a file, process or socket that nobody else has. Nothing harms the machine when it succeeds.
@@ -82,14 +82,14 @@ def python(code: str, **values: object) -> list[str]:
 
 
 def outcome(box: Box, code: str, *, user: str | None = None, cwd: str | None = None, **values: object) -> Any:
-    """What `code` tells when it runs in the box."""
+    """What `code` reports when it runs in the box."""
     result = box.exec(python(code, **values), user=user, cwd=cwd, timeout=60, keep_output=8 << 20)
     assert result.exit_code == 0, result.stdout + result.stderr
     return json.loads(result.stdout)
 
 
 def outcome_outside(code: str, **values: object) -> Any:
-    """What `code` tells when it runs on the host, as an ordinary user without any box: the control of a namespace."""
+    """What `code` reports when it runs on the host, as an ordinary user without any box: the control of a namespace."""
     command = python(code, **values)
     command[0] = "/usr/bin/python3"
     if os.geteuid() == 0:

@@ -108,7 +108,7 @@ NAMESPACES = "tell([called('unshare', flag) for flag in (0x40000000, 0x00020000)
 
 
 def test_no_namespace_even_with_capabilities(arena: Arena) -> None:
-    """The second wall behind the filter: whoever had all capabilities in a box could still make no network namespace
+    """The second wall behind the filter: a process with all capabilities in a box could still make no network namespace
     and no mount namespace, where most of the kernel's privileged code is reached."""
     holes = ("capabilities", "seccomp:unshare", "landlock")
     with arena.box(*holes) as box:

@@ -1,4 +1,5 @@
-"""Bombs: a box takes what it may, is told what it met, and answers the next command; its keeper hardly notices (B17).
+"""Bombs: a box takes what it may, reports the limit it reached, and answers the next command; its keeper hardly notices
+(B17).
 
 Lessons 16 and 24. Every bomb is bounded by its own code too, so that one that finds no defence does no harm. So each
 has its control: the same bomb in a box whose limit lies above that bound ends well.
@@ -193,7 +194,7 @@ def test_threads_are_processes(arena: Arena) -> None:
         assert outcome(control, code) == 200
 
 
-def test_a_busy_box_starves_nobody(arena: Arena) -> None:
+def test_a_busy_box_does_not_starve_others(arena: Arena) -> None:
     """Eight spinning processes have one box's share of the processor; the neighbour and the keeper get theirs."""
     with bombed(arena, **SMALL) as box, arena.box() as neighbour:
         box.start("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait")
@@ -373,7 +374,7 @@ def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("refused", ["fork", "thread"])
-def test_a_bomb_that_has_cleared_up_behind_itself_is_told_of_its_limit(arena: Arena, refused: str) -> None:
+def test_a_fork_bomb_that_cleaned_up_still_gets_the_limit_in_its_verdict(arena: Arena, refused: str) -> None:
     """Also where no control group counts refusals, as for most ordinary users, the verdict names the limit and its
     remedy, though the box is empty again when it is asked. The control stays below the limit (P4, lesson 12)."""
     code = """

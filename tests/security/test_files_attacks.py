@@ -52,8 +52,8 @@ def test_no_way_leads_to_a_host_file(arena: Arena, sentinel: Sentinel) -> None:
         assert f"/mnt/{sentinel.NAME}" in outcome(box, FIND, **target), "control: where it is mounted, it is found"
 
 
-def test_host_paths_are_not_told(arena: Arena, image: Path, scratch: Path) -> None:
-    """Threat: mount tables and maps tell where the host keeps images, state and sockets."""
+def test_host_paths_are_not_revealed(arena: Arena, image: Path, scratch: Path) -> None:
+    """Threat: mount tables and maps show where the host keeps images, state and sockets."""
     code = """
         text = ""
         for name in ("mountinfo", "mounts", "maps", "cgroup", "environ"):
@@ -65,8 +65,8 @@ def test_host_paths_are_not_told(arena: Arena, image: Path, scratch: Path) -> No
     with arena.box() as box:
         assert outcome(box, code, paths=paths) == []
     with arena.box(image=f"dir:{image}") as box:
-        told = b"".join(box.files.read(f"/proc/self/{name}") for name in ("mountinfo", "mounts", "cgroup")).decode()
-        assert [path for path in paths if path in told] == []
+        reply = b"".join(box.files.read(f"/proc/self/{name}") for name in ("mountinfo", "mounts", "cgroup")).decode()
+        assert [path for path in paths if path in reply] == []
     with arena.box(mounts=[f"{scratch}:/mnt:ro"]) as box:
         assert outcome(box, code, paths=paths) == [str(scratch)], "control: a mounted directory does show its source"
 
@@ -178,7 +178,7 @@ def spill_of(arena: Arena, box: Box) -> list[str]:
 
 
 def watched(arena: Arena, box: Box) -> list[str]:
-    """What a watch tells when the directories above it are replaced by links to the one that the guest holds.
+    """What a watch reports when the directories above it are replaced by links to the one that the guest holds.
 
     No race has to be won: the guest opens what is new below a watch by its path, on which the links then stand.
     """
@@ -200,7 +200,7 @@ def watched(arena: Arena, box: Box) -> list[str]:
 
 
 def test_a_watch_through_a_magic_link(arena: Arena) -> None:
-    """Threat: a watch follows links that were put on its path after it was allowed, and tells what happens in a
+    """Threat: a watch follows links that were put on its path after it was allowed, and reports what happens in a
     directory of the host. Landlock does not govern inotify, so that nothing stands behind."""
     with arena.box() as box:
         assert watched(arena, box) == ["p/top/n", "p/top/last"]

@@ -1,4 +1,4 @@
-"""A captured guest: whatever it says, its keeper stays whole, the caller hears of it, and the box can be destroyed.
+"""A captured guest: whatever it says, its keeper stays whole, the caller gets an error, and the box can be destroyed.
 
 The guest runs beside user code and is not trusted once that has run. Here it is replaced by one that lies, floods or is
 silent, at the very socket that the keeper talks to. Links alone are tried in tests/providers/guest_client/test_link.py.
@@ -204,7 +204,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("name", LIES)
-async def test_a_captured_guest_hurts_nobody(
+async def test_a_captured_guest_cannot_harm_other_boxes(
     name: str, hutch_directories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A typed error in bounded time and memory; the neighbour answers meanwhile; nothing is left after `destroy`."""
@@ -301,7 +301,7 @@ tell([mounts, sorted(os.listdir("/sys/fs/cgroup")) if os.path.exists("/sys/fs/cg
 def test_no_control_group_can_be_reached(arena: Arena) -> None:
     """Threat: a box that renames, leaves or edits its control group is free of its limits."""
     with arena.box() as box:
-        # The group's own namespace shows it as the root; what it is called on the host is not told.
+        # The group's own namespace shows it as the root; its name on the host is not shown.
         assert outcome(box, CGROUPS) == [[], [], ["/"]]
 
 

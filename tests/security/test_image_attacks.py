@@ -63,7 +63,7 @@ def test_a_kept_store_leads_nowhere(arena: Arena, image: Path, scratch: Path, ro
     assert list(victim.iterdir()) == []
     link = scratch / "link"
     link.symlink_to(victim)
-    (link / "user").mkdir()  # control: whoever follows the link makes a directory of the host
+    (link / "user").mkdir()  # control: a program that follows the link makes a directory of the host
     assert [path.name for path in victim.iterdir()] == ["user"]
 
 
@@ -161,7 +161,7 @@ def test_hostile_archives(arena: Arena, sentinel: Sentinel, scratch: Path) -> No
                 with suppress(HutchError):
                     assert sentinel.secret.encode() not in box.files.read(f"/{path.lstrip('/')}"), name
         assert sentinel.unchanged(), name
-    # Control: whoever trusts the archive's first name writes over the sentinel.
+    # Control: a program that trusts the archive's first name writes over the sentinel.
     with tarfile.open(scratch / "0.tar") as tar:
         Path("/", tar.getmembers()[0].name).write_bytes(b"changed")
     assert not sentinel.unchanged()

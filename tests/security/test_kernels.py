@@ -34,8 +34,8 @@ print(sorted(seen.get('hutch-kernels', [])), sorted(seen.get('hutch-guest', []))
 async def test_a_kernel_sees_nothing_of_the_guests_and_of_its_template() -> None:
     """Memory, environment, maps, root and descriptors of the guests stay closed; the template is outside."""
     async with Hutch() as hutch, hutch.box(memory_mb=512, secrets={"TOKEN": "of-this-box"}) as box:
-        told = (await box.python(_LOOK)).stdout
-        assert told.startswith("[] [] ") and "hutch-template" not in told and "'python3'" in told, told
+        answer = (await box.python(_LOOK)).stdout
+        assert answer.startswith("[] [] ") and "hutch-template" not in answer and "'python3'" in answer, answer
         looked = (await box.exec(["python3", "-c", _LOOK])).stdout
         assert looked.startswith("[] [] "), looked
         own = await box.python("import os\nopen('/proc/self/environ').read().strip(chr(0)), os.environ['TOKEN']")
@@ -142,7 +142,7 @@ async def test_live_forks_cannot_reach_each_other() -> None:
 
 
 async def test_a_kernel_cannot_have_another_process_copied() -> None:
-    """A kernel that names a process which is not its own child, such as the guest, is refused, and goes on."""
+    """A kernel that names a process which is not its own child, such as the guest, is refused, and keeps running."""
     lie = (
         "import sys\n"
         "kernel = next(module for name, module in sys.modules.items() if name.endswith('python.kernel'))\n"

@@ -62,7 +62,7 @@ def test_a_bundle_runs_nothing_as_root(server: Server, rootless: bool) -> None:
     assert attack(server.tcp(server.key("user", "attacker"))) == ""
 
 
-def test_nothing_but_the_door_says_who_somebody_is(server: Server) -> None:
+def test_only_authentication_decides_who_a_caller_is(server: Server) -> None:
     """Owners, roles and rights come with the key: no field, label or header of a request is believed."""
     caller = server.tcp(server.key("user", "attacker"))
     for header in ({"hutch_admin": "yes"}, {"hutch_owner": "local"}, {"hutch_role": "admin"}):

@@ -111,7 +111,7 @@ def test_a_bomb_left_behind_is_cleared_away(arena: Arena, bomb: str) -> None:
         wait_until_left(box)
 
 
-def test_a_bomb_left_behind_goes_and_running_jobs_stay(arena: Arena) -> None:
+def test_a_fork_bomb_left_behind_is_killed_and_running_jobs_stay(arena: Arena) -> None:
     """Also a running job's descendants in sessions of their own: only what no running job accounts for is killed."""
     with arena.box(pids=48, memory_mb=512) as box:
         job = box.start("setsid sleep 1001 & echo started; exec sleep 1000")
@@ -132,7 +132,7 @@ def test_a_job_can_start_after_a_bomb(arena: Arena) -> None:
 
 
 def test_a_running_bomb_is_not_a_stray(arena: Arena) -> None:
-    """A limit that a running job uses up is that job's right: the next command is told so, and the job can be ended."""
+    """A limit that a running job uses up is that job's right: the next command reports it, and the job can be ended."""
     with arena.box(pids=32, memory_mb=512) as box:
         job = box.start(python("while True:\n    try:\n        os.fork()\n    except OSError:\n        pass"))
         deadline = time.monotonic() + TIMEOUT

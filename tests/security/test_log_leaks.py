@@ -81,13 +81,13 @@ def test_a_file_named_by_a_secret_does_not_bring_it_into_the_log(server: Server)
     assert SECRET not in text
 
 
-def test_no_event_tells_a_secret(server: Server) -> None:
+def test_no_event_contains_a_secret(server: Server) -> None:
     """What is kept of a change says why, often in an error's words."""
     client = server.unix()
     with client.box(memory_mb=64, secrets={"TOKEN": SECRET}) as box:
         client.good("PATCH", box, {"name": f"x-{SECRET}"})
-    told = client.call("GET", "/v1/events?limit=1000").body
-    assert b"named x-***" in told and SECRET.encode() not in told
+    answer = client.call("GET", "/v1/events?limit=1000").body
+    assert b"named x-***" in answer and SECRET.encode() not in answer
 
 
 TALKATIVE = """
@@ -137,10 +137,10 @@ def test_what_others_log_in_our_process_is_redacted_too(secret: str) -> None:
     done = subprocess.run([sys.executable, "-c", TALKATIVE.format(secret=secret)], capture_output=True, text=True)
     assert done.returncode == 1
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    told = " ".join(f"{line['event']} {line.get('error', '')}" for line in lines)
+    answer = " ".join(f"{line['event']} {line.get('error', '')}" for line in lines)
     for each in ("library", "unfit", "warned", "unraisable", "exception was never retrieved", "thread", "uncaught"):
-        assert each in told, each
-    assert "below the level" not in told
+        assert each in answer, each
+    assert "below the level" not in answer
     shown = json.dumps(lines, ensure_ascii=False) + done.stderr
     for part in secret.splitlines():
         assert part not in shown and repr(part)[1:-1] not in shown and json.dumps(part)[1:-1] not in shown

@@ -48,7 +48,7 @@ LISTENERS = {
 
 @pytest.mark.parametrize("name", LISTENERS)
 def test_the_hosts_services_are_out_of_reach(arena: Arena, name: str) -> None:
-    """Threat: databases, agents and debuggers that trust whoever is on the same machine."""
+    """Threat: databases, agents and debuggers that trust every caller on the same machine."""
     family, wanted = LISTENERS[name]
     with listening(family, wanted) as address, arena.box() as box:
         facts: dict[str, Any] = {"family": int(family), "kind": int(socket.SOCK_STREAM), "address": address}
@@ -92,7 +92,7 @@ TOWARDS = """
 
 @pytest.mark.parametrize("target", ELSEWHERE)
 def test_no_packet_leaves(arena: Arena, target: str) -> None:
-    """Threat: the metadata service of a cloud hands out the machine's credentials to whoever asks."""
+    """Threat: the metadata service of a cloud hands out the machine's credentials to every caller."""
     with arena.box() as box:
         kinds = [int(socket.SOCK_STREAM), int(socket.SOCK_DGRAM)]
         assert outcome(box, TOWARDS, target=target, kinds=kinds) == ["ENETUNREACH", "ENETUNREACH"]
@@ -226,7 +226,7 @@ UNTOUCHED = {"moved": [], "opened": "0", "sockets": "0", "names": []}
 
 
 def test_no_box_gets_the_network_of_another(arena: Arena) -> None:
-    """Threat: flow labels, counters, names and half-closed connections tell of what an earlier box did. No network
+    """Threat: flow labels, counters, names and half-closed connections reveal what an earlier box did. No network
     namespace serves a second box. Control: in the box that has talked, the same look sees it."""
     seen: list[dict[str, Any]] = []
     with arena.opened(state="traces") as hutch:

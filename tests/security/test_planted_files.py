@@ -109,9 +109,9 @@ def test_a_planted_table_of_mcp_servers_opens_no_file(place: Path) -> None:
     )  # fmt: skip
     home = {"HUTCH_STATE_DIR": str(place.parent / "s"), "TAKEN_TOKEN": "abcdefgh", "HUTCH_MOUNT_ROOTS": str(place)}
     env = _env(place) | home
-    code, told = answer("mcp-server", "import", ".mcp.json", cwd=place, env=env)
-    assert code == 0 and [each["name"] for each in told["servers"]] == ["thief", "named"]
-    notes = "\n".join(told["notes"])
+    code, reply = answer("mcp-server", "import", ".mcp.json", cwd=place, env=env)
+    assert code == 0 and [each["name"] for each in reply["servers"]] == ["thief", "named"]
+    notes = "\n".join(reply["notes"])
     assert f"{place.parent}/secret is not opened" in notes and "variable TAKEN_TOKEN" in notes
     assert "envFile that cannot be read" in notes
     failed = answer("mcp-server", "start", "thief", cwd=place, env=env)[1]

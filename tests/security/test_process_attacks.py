@@ -181,7 +181,7 @@ def test_secrets_of_the_keeper_are_not_in_the_box(arena: Arena) -> None:
     assert found == [f"known-{token}"]
 
 
-def test_the_guests_words_tell_nothing(arena: Arena) -> None:
+def test_proc_of_the_guest_reveals_nothing_of_the_host(arena: Arena) -> None:
     """Threat: /proc/1/cmdline and the environment show the host's paths, arguments, the keeper's variables."""
     with arena.box() as box:
         assert outcome(box, "tell(open('/proc/1/cmdline').read().rstrip('\\0'))") == "hutch-guest"

@@ -35,7 +35,7 @@ with socket.socket(socket.AF_UNIX) as door:
         held.append(socket.socket())
         socket.send_fds(asker, [b"x"], [held[-1].fileno()])
 """
-"""A process of the same box that hands a fresh TCP socket to whoever asks."""
+"""A process of the same box that hands a fresh TCP socket to every caller."""
 TAKER = """#!/usr/bin/env python3
 import json, socket
 with socket.socket(socket.AF_UNIX) as door:
@@ -87,8 +87,8 @@ async def test_a_package_named_pip_does_not_run_as_pip(tmp_path: Path) -> None:
             assert (await box.exec(ASK, env=ready.env)).stdout == "42 from the wheel\n"
             # The control: the same words in the skill's own directory, by an interpreter that is not isolated.
             await box.files.copy_in(place, "/workspace/control")
-            told = await box.exec("python3 -m pip install --target /tmp/built -- x", cwd="/workspace/control")
-            assert told.ok, told
+            answer = await box.exec("python3 -m pip install --target /tmp/built -- x", cwd="/workspace/control")
+            assert answer.ok, answer
             assert (await box.exec(ASK, env={"PYTHONPATH": "/tmp/built"})).stdout == "poisoned\n"
 
 
@@ -134,12 +134,12 @@ async def test_a_socket_that_was_handed_over_opens_no_network(tmp_path: Path) ->
         async with hutch.box(network="on", skills="all") as box:
             helper = await box.start(["python3", "-c", HELPER])
             assert (await helper.read(wait=60)).text == "ready\n"
-            told = {}
+            answer = {}
             for name in ("closed", "open"):
                 info, place = await hutch.skills.get(name), await hutch.skills.prepare(name, box)
                 words = tool_call.command_line(info, tool_call.find_tool(info, "take"), place, box.spec)
                 result = await box.exec(words, env=place.env, stdin=tool_call.encode_arguments({}))
                 assert result.ok, result
-                told[name] = json.loads(result.stdout)
-            assert set(told["closed"].values()) == {"Permission denied"}, told
-            assert set(told["open"].values()) == {"yes"}, told
+                answer[name] = json.loads(result.stdout)
+            assert set(answer["closed"].values()) == {"Permission denied"}, answer
+            assert set(answer["open"].values()) == {"yes"}, answer

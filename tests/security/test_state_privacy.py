@@ -100,7 +100,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, rootless: bool) 
 VALUE = "orchard-west-71-of-env"
 
 
-def told(server: Server) -> list[str]:
+def answer(server: Server) -> list[str]:
     """Files of the state directory that show the value; what boxes wrote themselves is theirs."""
     own = [path for path in server.state.rglob("*") if path.is_file() and "boxes" not in path.parts]
     return [str(path) for path in own if VALUE.encode() in path.read_bytes()]
@@ -120,9 +120,9 @@ def test_environments_are_not_in_the_databases() -> None:
         client.good("POST", f"{box}/exec", {"command": "true"})
         client.good("PATCH", box, {"name": "sealed"})
         client.good("POST", f"{box}/stop")
-        assert told(server) == []
+        assert answer(server) == []
         assert server.end() == 0
-        assert told(server) == []
+        assert answer(server) == []
         server.start()
         assert client.good("GET", box)["spec"]["env"] == {"REGION": VALUE}
         client.good("POST", f"{box}/lease", {"takeover": True})

@@ -1,4 +1,4 @@
-"""Clients of a server that is killed again and again: what each was told, and what it holds the server to.
+"""Clients of a server that is killed again and again: what each was answered, and what it holds the server to.
 
 A program of its own, which knows nothing of the kills: `python -m tests.server.restart_load URL CLIENTS SECONDS`, with
 the key in HUTCH_KEY. It ends with 0 and one line of JSON if every promise was kept.
@@ -32,7 +32,7 @@ class Ledger:
 
     files: dict[str, bytes] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
-    """Files and marks whose fate was not told."""
+    """Files and marks whose outcome is unknown."""
     marks: set[str] = field(default_factory=set)
     """Lines that acknowledged commands have appended."""
     jobs: dict[str, bytes] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Ledger:
     counts: Counter[str] = field(default_factory=Counter)
 
     async def step(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Only one kind of error may be told: that the server was not there, and that it is worth to try again."""
+        """Only one kind of error may come: that the server was not there, and that it is worth to try again."""
         try:
             await work()
             self.counts["acknowledged"] += 1
@@ -76,7 +76,7 @@ class Client:
         return self.ledger.counts
 
     async def _tick(self) -> Any:
-        """The job of before, if its start was not told: the server may have died over it (`again`)."""
+        """The job of before, if its start was not answered: the server may have died over it (`again`)."""
         started = [job for job in await self.box.jobs() if job.name == "ticking"]
         return await self.box.job(started[0].id) if started else await self.box.start(TICKING, name="ticking")
 
@@ -128,7 +128,7 @@ class Client:
     # --- what it holds the server to --------------------------------------------------------------------------
 
     async def _follow(self, job: Any) -> bytes:
-        """The ticks as they come; whatever becomes of the server, one stream."""
+        """The ticks as they come; whatever happens to the server, one stream."""
         got = b""
         async for name, piece in job.follow():
             assert name == "stdout"
@@ -174,7 +174,7 @@ async def again(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def all_boxes(hutch: Hutch) -> Any:
-    """`boxes()` answers "none" while the server is away; whoever counts has to know whether it is there."""
+    """`boxes()` answers "none" while the server is away; a caller that counts has to know whether it is there."""
     while not (await hutch.status()).available:
         await asyncio.sleep(0.1)
     return await hutch.boxes()

@@ -124,8 +124,8 @@ class Server:
 
     @property
     def announcement(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads((self.state / "server.json").read_text())
-        return told
+        reply: dict[str, Any] = json.loads((self.state / "server.json").read_text())
+        return reply
 
     def wait(self) -> int:
         """Wait for a server that was asked to end; return its exit code."""

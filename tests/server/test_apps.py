@@ -117,7 +117,7 @@ def test_a_box_without_the_programs_says_so(server: Server) -> None:
 @needs_chromium
 @needs_npm
 def test_a_vite_app_hot_reloads_through_its_preview(server: Server) -> None:
-    """(S6) npm makes it in the box. The page changes without being loaded anew, so its module came over a WebSocket."""
+    """(S6) npm makes it in the box. The page changes without being reloaded, so its module came over a WebSocket."""
     client = server.tcp(server.key("user", "vite"))
     with made(client, "react") as app, browsing() as page:
         _hot_reloads(page, _preview(client, app), "src/App.jsx")

@@ -73,7 +73,7 @@ def test_looking_extends_nothing(server: Server) -> None:
         assert user.call("GET", f"{box}/files/content?path=f").body == b"content", "its own session wakes it"
 
 
-def test_gone_is_told_to_the_owner_only(server: Server) -> None:
+def test_only_the_owner_learns_that_a_box_is_gone(server: Server) -> None:
     """For another owner a destroyed box never existed; test_permissions.py shows the same for live ones."""
     owner, stranger = (server.tcp(server.key("user", name)) for name in ("mine", "yours"))
     with owner.box() as box:
@@ -134,7 +134,7 @@ def test_pages_of_other_sites_are_refused(server: Server) -> None:
     assert server.tcp(key, host="localhost:1").call("GET", "/v1/boxes").status == 200
 
 
-def test_forwarded_headers_make_nobody_local(server: Server) -> None:
+def test_forwarded_headers_make_no_caller_local(server: Server) -> None:
     """A TCP caller cannot claim to be a peer of the Unix socket."""
     got = server.tcp(x_forwarded_for="unix", x_forwarded_proto="unix", forwarded="for=unix").call("GET", "/v1/boxes")
     assert got.status == 401
@@ -170,16 +170,16 @@ def test_revoked_keys_open_nothing(server: Server, client: Client) -> None:
     assert caller.call("GET", "/v1/status").status == 401
 
     environ = {"HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
-    code, told = cli("key", "create", "--role", "user", "--owner", "by-cli", env=environ)
+    code, reply = cli("key", "create", "--role", "user", "--owner", "by-cli", env=environ)
     assert code == 0
-    caller = server.tcp(told["text"])
+    caller = server.tcp(reply["text"])
     assert caller.call("GET", "/v1/status").status == 200, "a new key works at once"
-    code, _ = cli("key", "revoke", told["key"]["id"], env=environ)
+    code, _ = cli("key", "revoke", reply["key"]["id"], env=environ)
     assert code == 0
     until(lambda: caller.call("GET", "/v1/status").status == 401)
     _, listed = cli("key", "list", env=environ)
     by_id = {key["id"]: key for key in listed["keys"]}
-    assert by_id[told["key"]["id"]]["revoked_at"] is not None
+    assert by_id[reply["key"]["id"]]["revoked_at"] is not None
 
 
 def test_what_a_revoked_key_has_open_ends(server: Server, client: Client) -> None:
@@ -232,7 +232,7 @@ def test_each_key_has_its_rate(tmp_path: Path) -> None:
 
 
 def _used(client: Client, box: str) -> float:
-    """Two clocks are read for it; whoever is interrupted between them tells a smaller number."""
+    """Two clocks are read for it; a process that is interrupted between them reports a smaller number."""
     return max(client.good("GET", box)["used_at"] for _ in range(5))
 
 

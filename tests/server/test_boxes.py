@@ -20,7 +20,7 @@ def test_a_box_can_be_made_in_the_background(client: Client) -> None:
 
 
 def test_a_background_creation_that_fails_says_why(client: Client) -> None:
-    """What is wrong with the request is told at once, without a box."""
+    """What is wrong with the request is reported at once, without a box."""
     answer = client.call("POST", "/v1/boxes?wait=false", {"image": "dir:/no/such/place"})
     assert answer.status in (403, 404), answer
     assert answer.json()["message"]
@@ -67,7 +67,7 @@ def test_an_idempotency_key_gives_one_box(server: Server, client: Client) -> Non
     client.good("DELETE", f"/v1/boxes/{ids.pop()}")
 
 
-def test_whoever_leaves_gets_no_box(server: Server, client: Client) -> None:
+def test_a_client_that_disconnects_gets_no_box(server: Server, client: Client) -> None:
     """A creation that nobody waits for any more leaves nothing behind."""
     before = len(client.good("GET", "/v1/boxes")["boxes"])
     for _ in range(5):

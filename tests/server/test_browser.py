@@ -213,12 +213,12 @@ def test_names_that_were_made_to_point_here(browser: Browser, local: Server) -> 
     page.goto(f"{url}/page")
     before = target.state()
     for name in ATTEMPTS:
-        told = _tried(page, name, target, url=url)
+        answer = _tried(page, name, target, url=url)
         if name in ("fetch of what needs no key", "frame"):
-            assert '"ok":true' in told.replace(" ", ""), "the browser does let it through: the server has to refuse"
+            assert '"ok":true' in answer.replace(" ", ""), "the browser does let it through: the server has to refuse"
         else:
-            assert told == "" or told.startswith("403") or '"code":"refused"' in told, (name, told)
-            assert target.box not in told
+            assert answer == "" or answer.startswith("403") or '"code":"refused"' in answer, (name, answer)
+            assert target.box not in answer
         assert target.state() == before, name
     page.close()
     target.client.good("DELETE", f"/v1/boxes/{target.box}")
@@ -234,8 +234,8 @@ def test_pages_that_are_allowed(browser: Browser, local: Server, page_ports: tup
     assert _tried(page, "fetch with the key", target).startswith("201")
     assert target.state()["volumes"] != before["volumes"]
     assert target.box in _tried(page, "fetch that reads with the key", target)
-    told = _tried(page, "fetch with credentials", target)
-    assert target.box not in told, "without a key an allowed page is nobody"
+    answer = _tried(page, "fetch with credentials", target)
+    assert target.box not in answer, "without a key an allowed page is nobody"
     page.close()
     assert target.client.call("GET", "/v1/boxes").status == 200
     target.client.good("DELETE", f"/v1/boxes/{target.box}")

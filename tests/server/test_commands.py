@@ -55,7 +55,7 @@ def test_a_stream_that_cannot_begin_is_an_ordinary_error(client: Client) -> None
         assert (got.status, got.json()["code"]) == (422, "not_runnable")
 
 
-def test_whoever_leaves_kills_his_command(client: Client) -> None:
+def test_a_client_that_disconnects_kills_its_command(client: Client) -> None:
     """Buffered or streamed, before or after output, a lost client leaves no process behind."""
     with client.box() as box:
         for number, accept in enumerate(("application/json", "application/x-ndjson", "application/octet-stream")):
@@ -75,9 +75,9 @@ def test_an_operation_nobody_knows_is_not_begun(client: Client) -> None:
     """A retry of an operation that the server does not know is refused and not started."""
     with client.box() as box:
         headers = {"hutch_operation": "never", "hutch_again": "yes"}
-        told = client.call("POST", f"{box}/exec", {"command": "touch begun"}, **headers)
-        assert (told.status, told.json()["code"], told.json()["retryable"]) == (409, "conflict", False)
-        assert told.json()["details"] == {"operation": "unknown"}
+        answer = client.call("POST", f"{box}/exec", {"command": "touch begun"}, **headers)
+        assert (answer.status, answer.json()["code"], answer.json()["retryable"]) == (409, "conflict", False)
+        assert answer.json()["details"] == {"operation": "unknown"}
         assert client.call("GET", f"{box}/files/stat?path=begun").status == 404
 
 
@@ -108,7 +108,7 @@ def test_a_large_input_is_streamed(client: Client) -> None:
         assert client.good("POST", f"{job}/wait", {})["stdout"].strip() == "5000000"
 
 
-def test_no_secret_is_told(server: object, client: Client) -> None:
+def test_no_secret_is_revealed(server: object, client: Client) -> None:
     """Neither an answer nor the log nor an error shows a box's secret, an input or an environment."""
     secret = "s3cr3t-0123456789abcdef"
     with client.box(secrets={"TOKEN": secret}) as box:

@@ -215,9 +215,9 @@ def test_another_owner_gets_nothing(server: Server, victim: Victim) -> None:
     client = server.tcp(server.key("user", "foreign"))
     marks = [victim.names[name] for name in ("sandbox", "ship", "sandbox_e2b", "snapshot", "cargo")]
     for op, answer in walk(server, client, victim):
-        told = answer.body.decode("utf-8", "replace")
-        assert MARK not in told, (op, answer)
-        assert answer.status >= 400 or not any(mark in told for mark in marks), (op, answer)
+        reply = answer.body.decode("utf-8", "replace")
+        assert MARK not in reply, (op, answer)
+        assert answer.status >= 400 or not any(mark in reply for mark in marks), (op, answer)
         named = "{" in op or "{" in json.dumps((BAY | E2B).get(op) or "", default=str)[1:]
         if named and op not in OF_NOBODY:
             # E2B's clients know a sandbox that is not there by 502.

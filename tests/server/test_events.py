@@ -1,4 +1,4 @@
-"""Events over HTTP: pages and a stream that goes on where it was left; numbers for Prometheus; status."""
+"""Events over HTTP: pages and a stream that resumes where it was left; numbers for Prometheus; status."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ def _next(response: http.client.HTTPResponse) -> dict[str, Any]:
             fields[name] = value
 
 
-def test_a_stream_goes_on_where_it_was_left(server: Server) -> None:
+def test_a_stream_resumes_where_it_was_left(server: Server) -> None:
     """A resumed stream neither misses nor repeats an event, and shows only the owner's."""
     owner = server.tcp(server.key("user", "listener"))
     other = server.tcp(server.key("user", "talker"))
@@ -56,7 +56,7 @@ def test_a_wrong_cursor_is_refused(client: Client) -> None:
         assert (answer.status, answer.json()["code"]) == (400, "invalid")
 
 
-def test_status_tells_what_is_there(client: Client) -> None:
+def test_status_lists_what_is_there(client: Client) -> None:
     """The status says whether boxes can be created, why not, and what the caller has (B25)."""
     with client.box():
         status = client.good("GET", "/v1/status")

@@ -56,7 +56,7 @@ def test_the_same_without_await(tmp_path: Path) -> None:
 
 
 def test_plain_http(tmp_path: Path) -> None:
-    """A length that was promised, a header that tells what is inside, and the body as it came makes a box."""
+    """A length that was promised, a header that says what is inside, and the body as it came makes a box."""
     with serving() as server:
         client = server.unix()
         with client.box(**SMALL) as path:
@@ -90,7 +90,7 @@ def test_a_stream_that_would_unpack_to_more_than_an_upload_is_refused() -> None:
         assert _boxes(client) == []
 
 
-def test_whoever_leaves_gets_no_box() -> None:
+def test_a_client_that_disconnects_gets_no_box() -> None:
     """An import that nobody waits for any more is undone, as a creation is: its box would stay until it is idle."""
     with serving() as server:
         client = server.unix()

@@ -16,8 +16,8 @@ def test_large_files_go_up_and_down_unchanged(client: Client) -> None:
         got = client.call("GET", f"{box}/files/content?path=deep/big")
         assert got.headers["content-length"] == str(len(content))
         assert hashlib.sha256(got.body).digest() == hashlib.sha256(content).digest()
-        told = client.good("POST", f"{box}/exec", {"command": ["sha256sum", "deep/big"]})["stdout"]
-        assert told.split()[0] == hashlib.sha256(content).hexdigest()
+        answer = client.good("POST", f"{box}/exec", {"command": ["sha256sum", "deep/big"]})["stdout"]
+        assert answer.split()[0] == hashlib.sha256(content).hexdigest()
 
 
 def test_ranges(client: Client) -> None:
@@ -25,7 +25,7 @@ def test_ranges(client: Client) -> None:
     with client.box() as box:
         path = f"{box}/files/content?path=f"
         client.good("PUT", path, b"0123456789")
-        for asked, told, body in (
+        for asked, answer, body in (
             ("bytes=2-4", "bytes 2-4/10", b"234"),
             ("bytes=7-", "bytes 7-9/10", b"789"),
             ("bytes=-3", "bytes 7-9/10", b"789"),
@@ -33,7 +33,7 @@ def test_ranges(client: Client) -> None:
             ("bytes=8-99", "bytes 8-9/10", b"89"),
         ):
             got = client.call("GET", path, range=asked)
-            assert (got.status, got.headers["content-range"], got.body) == (206, told, body), asked
+            assert (got.status, got.headers["content-range"], got.body) == (206, answer, body), asked
         beyond = client.call("GET", path, range="bytes=10-")
         assert (beyond.status, beyond.headers["content-range"]) == (416, "bytes */10")
         assert client.call("GET", path, range="bytes=-0").status == 416
@@ -74,8 +74,8 @@ def test_an_upload_that_breaks_off_changes_nothing(client: Client) -> None:
         assert client.call("GET", path).body == b"old"
 
 
-def test_changes_are_told_as_they_come(client: Client) -> None:
-    """The first line says that the watch is in place; whoever leaves ends it."""
+def test_changes_are_sent_as_they_happen(client: Client) -> None:
+    """The first line says that the watch is in place; a client that disconnects ends it."""
     with client.box() as box:
         connection, response = client.open("GET", f"{box}/files/watch?path=.")
         assert json.loads(response.readline()) == {"watching": True}

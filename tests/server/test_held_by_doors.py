@@ -40,8 +40,8 @@ def send_part(socket: ClientConnection, data: bytes, opcode: Opcode, *, fin: boo
 
 
 def test_messages_that_do_not_end_are_counted(narrow: Server) -> None:
-    """Several WebSockets of one owner, each with most of a message: the one that goes over is closed, and told to come
-    again later. Another owner's are not, nor are many tiny parts of one message."""
+    """Several WebSockets of one owner, each with most of a message: the one that exceeds the limit is closed, with the
+    code to try again later. Another owner's are not, nor are many tiny parts of one message."""
     client, other = member(narrow, "parts"), member(narrow, "whole")
     with client.box() as box, other.box() as control, ExitStack() as stack:
         job = client.good("POST", f"{box}/jobs", {"command": "cat"})["id"]
@@ -192,7 +192,7 @@ def unread_upload(sandbox: Sandbox, sent: bytes, promised: int) -> Any:
     return raw
 
 
-def test_events_that_nobody_fetches_are_counted_and_the_oldest_go(narrow: Server, sandbox: Sandbox) -> None:
+def test_unfetched_events_are_counted_and_the_oldest_are_dropped(narrow: Server, sandbox: Sandbox) -> None:
     """A sandbox may have a hundred watchers, with ten thousand events each and long names: 4 GB. The newest stay."""
     watch = "/filesystem.Filesystem/CreateWatcher"
     sandbox.run("mkdir -p /home/user/w")

@@ -90,7 +90,7 @@ def test_one_answer_is_cut_to_what_the_server_holds(narrow: Server) -> None:
     assert held(narrow) == 0
 
 
-def test_what_nobody_reads_is_cut(narrow: Server) -> None:
+def test_unread_answers_are_cut(narrow: Server) -> None:
     """Connections whose answers are not read are closed, and their bytes are free for the next request."""
     client = narrow.tcp(narrow.key("user", "unread"))
     before = cut_connections(narrow)
@@ -209,9 +209,9 @@ class Cramped(Server):
     )
 
 
-def test_half_open_connections_keep_nobody_out() -> None:
+def test_half_open_connections_do_not_keep_others_out() -> None:
     """Class: descriptors that a stranger can use up. More connections than the server has descriptors, each in the
-    middle of its first request: whoever has a key makes boxes and is answered."""
+    middle of its first request: a caller with a key makes boxes and is answered."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 800, "this test opens 500 connections itself"
     server = Cramped()
     try:
@@ -244,9 +244,10 @@ def test_half_open_connections_keep_nobody_out() -> None:
         server.close()
 
 
-def test_streams_of_one_owner_keep_nobody_out() -> None:
+def test_streams_of_one_owner_do_not_keep_others_out() -> None:
     """Class: descriptors that a caller can use up. Streams are in use, so none of them makes room: an owner has half of
-    the places, with however many keys, and the next is told so. Before, the 282nd stream shut out everybody else."""
+    the places, with however many keys, and the next is refused with that reason. Before, the 282nd stream shut out
+    everybody else."""
     server = Cramped()
     opened = []
     try:

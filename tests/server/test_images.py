@@ -60,7 +60,7 @@ def test_an_image_from_pull_to_removal(place: Server, registry: registry_server.
     assert user.call("GET", f"/v1/images/{digest}").status == 404
 
 
-def test_a_pull_tells_how_far_it_is(place: Server, registry: registry_server.Server) -> None:
+def test_a_pull_reports_its_progress(place: Server, registry: registry_server.Server) -> None:
     """Progress comes as lines and the image at the end; an error before the first line gets its own status."""
     admin = place.tcp(place.key("admin", "operators"), accept="application/x-ndjson")
     name = registry.push(PULLED, registry_server.small())

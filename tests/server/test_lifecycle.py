@@ -45,8 +45,8 @@ def test_boxes_and_jobs_outlive_a_restart() -> None:
 
 
 async def test_an_admin_ends_the_server_over_http() -> None:
-    """`Hutch.shutdown` and `POST /v1/shutdown` act as SIGTERM does: boxes stay for the next server. Others are
-    refused, and the server goes on (B23)."""
+    """`Hutch.shutdown` and `POST /v1/shutdown` act as SIGTERM does: boxes stay for the next server. Others are refused,
+    and the server keeps running (B23)."""
     with serving() as server:
         user = Hutch(server.announcement["url"], key=server.key("user", "somebody"))
         admin = Hutch(server.announcement["url"], key=server.key("admin", "operators"))
@@ -65,7 +65,7 @@ async def test_an_admin_ends_the_server_over_http() -> None:
 
 
 def test_draining_finishes_what_runs() -> None:
-    """SIGTERM: a running command is answered, streams end, the announcement goes, the box stays."""
+    """SIGTERM: a running command is answered, streams end, the announcement is removed, the box stays."""
     with serving() as server:
         client = server.unix()
         box = f"/v1/boxes/{client.good('POST', '/v1/boxes', {})['id']}"
@@ -82,8 +82,8 @@ def test_draining_finishes_what_runs() -> None:
         os.kill(server.pid, signal.SIGTERM)
         while stream.readline():
             pass  # the stream ends by itself
-        told = json.loads(waiting.getresponse().read())
-        assert (told["code"], told["retryable"]) == ("unavailable", True), "a long wait is to be asked again"
+        reply = json.loads(waiting.getresponse().read())
+        assert (reply["code"], reply["retryable"]) == ("unavailable", True), "a long wait is to be asked again"
         asking.join(60)
         assert answers[0].json()["stdout"] == "done\n"
         assert server.end() == 0
@@ -96,7 +96,7 @@ def test_draining_finishes_what_runs() -> None:
 
 
 def test_a_second_server_is_refused(server: Server) -> None:
-    """One server for each state directory; it is told where the other one is."""
+    """One server for each state directory; the second learns where the other one is."""
     environ = {**os.environ, "HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
     second = subprocess.run([*HUTCH, "serve", "--json", "--port", "0"], env=environ, capture_output=True, timeout=60)
     error = json.loads(second.stdout)["error"]
@@ -106,10 +106,10 @@ def test_a_second_server_is_refused(server: Server) -> None:
 
 
 def test_the_announcement_says_where(server: Server) -> None:
-    told = server.announcement
-    assert told["pid"] == server.pid
-    assert told["socket"] == str(server.run / "server.sock")
-    assert told["url"].startswith("http://127.0.0.1:")
+    reply = server.announcement
+    assert reply["pid"] == server.pid
+    assert reply["socket"] == str(server.run / "server.sock")
+    assert reply["url"].startswith("http://127.0.0.1:")
     log = server.log.read_text()
     assert "boxes by native" in log, "B30: the first lines say what is available"
     assert "first admin key" in log
@@ -140,7 +140,8 @@ def test_tls(tmp_path: Path) -> None:
 
 
 def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
-    """[server] as HUTCH_SERVER_…: above the file, below the command line; a typo or a wrong value is told by name."""
+    """[server] as HUTCH_SERVER_…: above the file, below the command line; a typo or a wrong value is reported by
+    name."""
     (tmp_path / "hutch.toml").write_text("[server]\nport = 1\nrate_per_sec = 5\n")
     given = {"HUTCH_SERVER_PORT": "2", "HUTCH_SERVER_HOSTS": "a.example, b.example", "HUTCH_SERVER_DRAIN_SEC": "1.5"}
     given["HUTCH_CONFIG"] = "hutch.toml"
@@ -153,7 +154,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             Config.load(environ={name: value}, cwd=tmp_path)
 
 
-def test_wrong_settings_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_wrong_settings_are_reported_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "hutch.toml"
     for text, place in (
         ("[server]\nprot = 1\n", "server.prot"),

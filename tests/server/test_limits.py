@@ -34,19 +34,19 @@ def _raw(client: Client, sent: bytes) -> socket.socket:
 def _answer(connection: socket.socket) -> tuple[int, bytes]:
     """Status and body, up to the end of the connection."""
     with connection:
-        told = b""
+        answer = b""
         while piece := connection.recv(65536):
-            told += piece
-    head, _, body = told.partition(b"\r\n\r\n")
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body
 
 
 def test_bodies_that_are_too_large(strict: Server) -> None:
     """A body that is too large gets 413, whether its size was declared or not."""
     client = strict.tcp(strict.key("user", "large"))
-    told = client.call("POST", "/v1/boxes", b"{" + b" " * (BODY_MB << 20) + b"}")
-    assert (told.status, told.json()["code"]) == (413, "too_large")
-    assert told.json()["details"] == {"limit": BODY_MB << 20}
+    answer = client.call("POST", "/v1/boxes", b"{" + b" " * (BODY_MB << 20) + b"}")
+    assert (answer.status, answer.json()["code"]) == (413, "too_large")
+    assert answer.json()["details"] == {"limit": BODY_MB << 20}
 
     def pieces() -> Iterator[bytes]:
         yield b"{"
@@ -77,7 +77,7 @@ def test_bodies_that_stand_still(strict: Server) -> None:
 
 
 def test_bodies_that_trickle(strict: Server) -> None:
-    """A byte now and then, each in time, does not hold a connection for ever; a body that keeps coming may go on."""
+    """A byte now and then, each in time, does not hold a connection for ever; a body that keeps coming is read."""
     client = strict.tcp(strict.key("user", "trickling"))
     head = "POST /v1/boxes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000\r\n"
     connection = _raw(client, f"{head}Authorization: {client.headers['authorization']}\r\n\r\n{{".encode())
@@ -109,18 +109,18 @@ def test_heartbeats_have_a_size(strict: Server) -> None:
     ids=["nothing", "half a head", "half a second one"],
 )
 def test_heads_that_never_end(strict: Server, sent: bytes) -> None:
-    """Whoever opens connections and says nothing loses them."""
+    """A client that opens connections and sends nothing loses them."""
     with _raw(strict.tcp(), sent) as connection:
-        told = b""
+        answer = b""
         while piece := connection.recv(65536):
-            told += piece
-    assert b"HTTP/1.1 408 " in told
+            answer += piece
+    assert b"HTTP/1.1 408 " in answer
 
 
 def test_heads_that_are_too_large(strict: Server) -> None:
     """Endless headers cost the sender a connection, not the server its memory."""
     with _raw(strict.tcp(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ") as connection:
-        told = b""
+        answer = b""
         try:
             for _ in range(10_000):
                 connection.sendall(b"a" * 65536)
@@ -128,10 +128,10 @@ def test_heads_that_are_too_large(strict: Server) -> None:
         except (BrokenPipeError, ConnectionResetError):
             pass
         try:
-            told = connection.recv(65536)
+            answer = connection.recv(65536)
         except ConnectionResetError:
             return
-    assert b" 431 " in told or told == b""
+    assert b" 431 " in answer or answer == b""
 
 
 def test_a_connection_that_is_used_stays(strict: Server) -> None:
@@ -145,8 +145,8 @@ def test_a_connection_that_is_used_stays(strict: Server) -> None:
 
 
 def test_strangers_have_a_rate(tmp_path: Path) -> None:
-    """By address, for requests without a good key, made-up keys and health checks alike; whoever has a key
-    is not concerned."""
+    """By address, for requests without a good key, made-up keys and health checks alike; a caller with a key is not
+    concerned."""
     (tmp_path / "hutch.toml").write_text("[server]\nrate_per_sec = 5\n")
     with serving(HUTCH_CONFIG=str(tmp_path / "hutch.toml")) as server:
         good = server.tcp(server.key("user", "good"))

@@ -38,20 +38,20 @@ def test_every_line_of_a_request_carries_its_id_and_no_line_a_secret() -> None:
             with pytest.raises(InvalidStatus):
                 with attached(client, f"{box}/jobs/none/ws"):
                     pass
-        told = lines(server)
-        sockets = [line for line in told if str(line.get("operation", "")).startswith("WS ")]
+        reply = lines(server)
+        sockets = [line for line in reply if str(line.get("operation", "")).startswith("WS ")]
         assert [(line["event"], line["status"]) for line in sockets] == [
             ("served", 101), ("refused", 404), ("served", 404)
         ]  # fmt: skip
         assert len({line["op"] for line in sockets}) == 2
         for answer in seen:
-            own = [line for line in told if line.get("op") == answer.headers["hutch-request"]]
+            own = [line for line in reply if line.get("op") == answer.headers["hutch-request"]]
             assert own, answer
             served = own[-1]
             assert (served["event"], served["status"]) == ("served", answer.status)
             if answer.status >= 400:
                 assert any(line["event"] == "refused" and line["code"] for line in own)
-        requests = [line for line in told if line["log"] == "server" and line["event"] in ("served", "refused")]
+        requests = [line for line in reply if line["log"] == "server" and line["event"] in ("served", "refused")]
         assert all(line["op"] for line in requests)
         text = server.log.read_text()
         assert SECRET not in text and key not in text and key.split("_", 2)[2] not in text

@@ -34,7 +34,7 @@ USUAL: dict[str, Any] = {
     "command": "true", "pattern": "f", "path": "f", "source": "f", "target": "g", "old": "a", "new": "b",
     "rows": 1, "cols": 1,
 }  # fmt: skip
-"""Without these a body is refused before anything else is looked at."""
+"""Without these a body is refused before anything else is checked."""
 
 
 def test_nonsense_is_refused_by_name(server: Server, client: Client) -> None:

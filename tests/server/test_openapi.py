@@ -24,12 +24,12 @@ def _operations() -> dict[str, dict[str, Any]]:
     return {f"{method.upper()} {path}": each for path, by in paths.items() for method, each in by.items()}
 
 
-def test_it_is_served_to_whoever_may_come_in(server: Server, client: Client) -> None:
+def test_it_is_served_to_every_authenticated_caller(server: Server, client: Client) -> None:
     """Every role gets the same OpenAPI 3.1 document; without a key the answer is 401."""
     for role in ("user", "observer", "admin"):
-        told = server.tcp(server.key(role, "reader")).good("GET", "/v1/openapi.json")
-        assert told == document()
-    assert told["openapi"].startswith("3.1")
+        answer = server.tcp(server.key(role, "reader")).good("GET", "/v1/openapi.json")
+        assert answer == document()
+    assert answer["openapi"].startswith("3.1")
     assert server.tcp().call("GET", "/v1/openapi.json").status == 401
 
 
@@ -37,27 +37,27 @@ def test_it_is_valid() -> None:
     validate(document())
 
 
-def test_it_tells_of_every_route() -> None:
+def test_it_describes_every_route() -> None:
     """With a summary, an id of its own, who may, what it takes and what it answers."""
     operations = _operations()
     assert set(operations) == {route.op for route in ROUTES}
     assert len({each["operationId"] for each in operations.values()}) == len(ROUTES)
     for route in ROUTES:
-        told = operations[route.op]
-        assert told["summary"], route.op
-        assert told["x-hutch-may"] == route.may
-        assert ("requestBody" in told) == (route.body is not None or route.raw), route.op
-        assert (told.get("security") == []) == (route.may is May.ANYBODY)
-        asked = {each["name"] for each in told["parameters"] if each.get("in") == "query"}
+        answer = operations[route.op]
+        assert answer["summary"], route.op
+        assert answer["x-hutch-may"] == route.may
+        assert ("requestBody" in answer) == (route.body is not None or route.raw), route.op
+        assert (answer.get("security") == []) == (route.may is May.ANYBODY)
+        asked = {each["name"] for each in answer["parameters"] if each.get("in") == "query"}
         assert asked == set(getattr(route.query, "__struct_fields__", ())), route.op
-        good = [status for status in told["responses"] if status.startswith("2")]
+        good = [status for status in answer["responses"] if status.startswith("2")]
         assert good, route.op
         if route.may is not May.ANYBODY:
-            assert {"400", "401", "403", "429"} <= set(told["responses"]), route.op
+            assert {"400", "401", "403", "429"} <= set(answer["responses"]), route.op
     assert set(document()["x-websockets"]) == set(SOCKETS)
 
 
-def test_it_tells_of_every_error() -> None:
+def test_it_describes_every_error() -> None:
     """Every code that a caller can meet stands with some route; a broken configuration ends a server at its start, and
     a closed port is met by WebSockets and visitors of previews only."""
     assert {code for route in ROUTES for code in codes_of(route)} == set(STATUS) - {"config", "port_closed"}
@@ -90,8 +90,8 @@ def test_lines_of_streams_are_as_described(client: Client) -> None:
     """OpenAPI has no word for them, so they are held against the records that `x-each` names."""
     with client.box(memory_mb=128) as box:
         for command, last in (("echo out; echo err >&2", "result"), ("sleep 0.01; exit 3", "result")):
-            told = client.call("POST", f"{box}/exec", {"command": command}, accept="application/x-ndjson")
-            lines = [ExecLine.from_json(line) for line in told.body.splitlines()]
+            answer = client.call("POST", f"{box}/exec", {"command": command}, accept="application/x-ndjson")
+            lines = [ExecLine.from_json(line) for line in answer.body.splitlines()]
             assert getattr(lines[-1], last) is not msgspec.UNSET
         connection, response = client.open("GET", f"{box}/files/watch")
         assert WatchLine.from_json(response.readline()).watching is True

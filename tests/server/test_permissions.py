@@ -203,7 +203,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/mcp-servers": Try(body={"name": "{mcp_server}", "definition": {"command": "harm"}, "replace": True}),
     "POST /v1/mcp-servers/import": Try(body={"servers": {"{mcp_server}": {"command": "harm"}}, "replace": True}),
 }
-"""A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+"""A route that has no line here makes the first test fail: who adds one thinks of who must not use it."""
 HEALTH_CHECKS = {"GET /healthz", "GET /readyz"}
 ACTIONS = {
     "DELETE /v1/volumes/{volume}", "PUT /v1/session/current", f"DELETE {_BOX}", f"POST {_BOX}/lease",
@@ -359,8 +359,8 @@ def _may(op: str) -> May:
 
 def _nothing_foreign(op: str, answer: Answer, sent: str, marks: set[str]) -> None:
     """What a caller sent may come back to him, in an error."""
-    told = answer.body.decode("utf-8", "replace") + str(answer.headers)
-    shown = {mark for mark in marks if mark not in sent and mark in told}
+    reply = answer.body.decode("utf-8", "replace") + str(answer.headers)
+    shown = {mark for mark in marks if mark not in sent and mark in reply}
     assert not shown, (op, shown, answer)
 
 
@@ -389,7 +389,7 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
         for op, answer, sent in _walk(client, names, but=admins_own):
-            if names is victim.names:  # the second time /v1/errors tells what was sent the first time
+            if names is victim.names:  # the second time /v1/errors contains what was sent the first time
                 _nothing_foreign(op, answer, sent, victim.marks)
             assert answer.status < 500, (op, answer)
             if RECIPES[op].blind and answer.status != 403:
@@ -397,10 +397,10 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
             elif NAMED_IN_PATH & set(op.split("/")) or op in NAMED_IN_BODY:
                 expected = 404 if _may(op) is May.READ or role != "observer" else 403
                 assert answer.status == expected, (op, answer)
-                told = f"{answer.status} {answer.body.decode()}"
+                reply = f"{answer.status} {answer.body.decode()}"
                 for value in (names[part.strip("{}")] for part in NAMED_IN_PATH):
-                    told = told.replace(value, "…")
-                answers.setdefault(op, []).append(told)
+                    reply = reply.replace(value, "…")
+                answers.setdefault(op, []).append(reply)
         for box in client.good("GET", "/v1/boxes")["boxes"]:
             client.good("DELETE", f"/v1/boxes/{box['id']}?force=true")
         for volume in client.good("GET", "/v1/volumes")["volumes"]:
@@ -409,8 +409,8 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
             client.good("DELETE", f"/v1/skills/{skill['name']}")
         for mcp_server in client.good("GET", "/v1/mcp-servers")["servers"]:
             client.good("DELETE", f"/v1/mcp-servers/{mcp_server['name']}")
-    for op, told in answers.items():
-        assert told[0] == told[1], f"{op} tells that it is there"
+    for op, reply in answers.items():
+        assert reply[0] == reply[1], f"{op} tells that it is there"
     assert victim.snapshot() == before
 
 

@@ -1,4 +1,5 @@
-"""Permission questions over HTTP: asked by agents, seen and answered by people of the same owner, told as events."""
+"""Permission questions over HTTP: asked by agents, seen and answered by people of the same owner, reported as
+events."""
 
 import http.client
 import json
@@ -84,8 +85,8 @@ def test_only_people_of_the_owner_answer(server: Server) -> None:
         assert answered(connection) == (200, {"answer": "deny"})
 
 
-def test_whoever_leaves_asks_no_more(server: Server) -> None:
-    """A dashboard is told that a question has gone, however it went."""
+def test_a_client_that_disconnects_withdraws_its_question(server: Server) -> None:
+    """A dashboard learns that a question is closed, however it went."""
     agent = server.tcp(server.key("user", "leaving"))
     with asking(agent) as (connection, question):
         connection.close()
@@ -122,7 +123,7 @@ def test_a_foreign_box_is_not_named(server: Server) -> None:
 
 
 def test_a_question_concerns_the_owner_of_its_box(server: Server) -> None:
-    """Whoever asks past owners asks the people of the box's owner, and not his own."""
+    """A caller who acts over all owners asks the people of the box's owner, and not his own."""
     owner = server.tcp(server.key("user", "concerned"))
     asker = server.tcp(server.key("admin", "operators"), hutch_admin="yes")
     colleague = server.tcp(server.key("user", "operators"))

@@ -1,4 +1,4 @@
-"""Receipts over HTTP: who did what to which box, told to its owner only, and still in order after a restart."""
+"""Receipts over HTTP: who did what to which box, shown to its owner only, and still in order after a restart."""
 
 import json
 import signal
@@ -116,7 +116,7 @@ def test_streams_and_terminals_are_on_record_before_their_last_frame() -> None:
             assert listed(client, box)[-1]["who"]["role"] == "admin"  # type: ignore[index]
 
 
-def test_a_restart_tells_its_gap_and_a_clean_one_that_there_is_none() -> None:
+def test_a_crash_records_a_gap_and_a_clean_restart_none() -> None:
     """A restart records its gap."""
     with serving() as server:
         client = server.unix()
@@ -126,12 +126,12 @@ def test_a_restart_tells_its_gap_and_a_clean_one_that_there_is_none() -> None:
         server.end(signal.SIGTERM)
         server.start()
         client.good("POST", f"{box}/exec", {"command": "true"})
-        told = [receipt["op"] for receipt in listed(client, box)]
-        assert told[told.index("box.left") + 1] == "box.handed_over" and "gap" not in told
+        reply = [receipt["op"] for receipt in listed(client, box)]
+        assert reply[reply.index("box.left") + 1] == "box.handed_over" and "gap" not in reply
         server.end(signal.SIGKILL)
         (server.state / "server.json").unlink()
         server.start()
-        told = [receipt["op"] for receipt in listed(client, box)]
-        assert told.count("gap") == 1
+        reply = [receipt["op"] for receipt in listed(client, box)]
+        assert reply.count("gap") == 1
         assert client.good("POST", "/v1/receipts/verify")["ok"]
         client.good("DELETE", f"{box}?force=true")

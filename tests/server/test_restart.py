@@ -30,14 +30,14 @@ async def under_load(server: Server, *, clients: int, seconds: float, kills: int
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        told = asyncio.create_task(loading.communicate())
+        answer = asyncio.create_task(loading.communicate())
         for _ in range(kills):
-            done, _ = await asyncio.wait({told}, timeout=seconds / (kills + 1))
+            done, _ = await asyncio.wait({answer}, timeout=seconds / (kills + 1))
             if done:
                 break
             await asyncio.to_thread(killed_and_started, server, url)
             keepers |= keepers_of(server)
-        out, errors = await told
+        out, errors = await answer
     finally:
         if loading.returncode is None:
             loading.kill()

@@ -309,7 +309,7 @@ def test_actions_are_given_one_by_one(server: Server) -> None:
 
 
 def test_a_session_s_name_is_no_way_around_takeover(server: Server) -> None:
-    """A session is a name that any key of the owner can send. Whoever may not take over is not believed."""
+    """A session is a name that any key of the owner can send. A caller who may not take over is not believed."""
     holder = user(server, "names").saying(hutch_session="holder")
     narrow = user(server, "names", actions=["create", "destroy"]).saying(hutch_session="holder")
     other = user(server, "names").saying(hutch_session="holder")

@@ -153,7 +153,7 @@ class RoleClient:
                 definition.pop("url", None)
                 definition.pop("start", None)
         if help_level == "not" or not route.may.allows(self.found.role):
-            return  # A role that may not use the route is refused before anything else is looked at.
+            return  # A role that may not use the route is refused before anything else is checked.
         parameters = dict(case.path_parameters or {})
         if "{box}" in route.path or "box" in getattr(route.body, "__struct_fields__", ()) or not parameters:
             self._world.box()

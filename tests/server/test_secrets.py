@@ -65,7 +65,7 @@ def test_nothing_a_server_says_holds_a_secret(quiet: Server, tmp_path: Path) -> 
     with contextlib.suppress(InvalidStatus), attached(client, f"{box}/jobs/{OF_A_BOX}/ws"):
         pass
 
-    # And into whatever tells of what has happened.
+    # And into every report of what has happened.
     over = quiet.unix(hutch_admin="yes")
     plain = [route.path for route in ROUTES if route.method == "GET" and "{" not in route.path and route.path != LIVE]
     connection, response = client.open("GET", LIVE)  # It never ends; its first message holds the state of everything.

@@ -106,9 +106,9 @@ async def test_a_server_without_an_address_is_named(database: str) -> None:
         assert caught.value.remedy and caught.value.details["keeper"]
 
 
-async def test_a_stream_goes_on_at_the_server_that_adopts_its_box(database: str) -> None:
+async def test_a_stream_continues_at_the_server_that_adopts_its_box(database: str) -> None:
     """The server that keeps a box is killed, and another one adopts it: a handle that was led there by a third server
-    finds the box again through that one, and a followed stream goes on at its cursor (B9)."""
+    finds the box again through that one, and a followed stream continues at its cursor (B9)."""
     with pair(database) as (first, second):
         key = first.key("user", "ann")
         async with (
@@ -150,7 +150,7 @@ def test_an_address_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
     assert good.server.advertise == "https://[::1]:7300/"
 
 
-async def test_wrong_addresses_lead_nobody_in_circles(database: str) -> None:
+async def test_wrong_addresses_cause_no_redirect_loop(database: str) -> None:
     """Where the registry's addresses lead to servers that do not keep the box, the search ends with an error."""
     brief = Rhythm(retry_sec=0.05, max_retry_sec=0.2, outage_timeout_sec=1.0)
     with pair(database) as (first, second):

@@ -84,7 +84,8 @@ def test_connections_that_never_shake_hands_are_strangers(
 
 
 def test_a_handshake_has_the_time_of_a_head(certified: tuple[Path, Path]) -> None:
-    """`body_timeout_sec` bounds both; whoever shakes hands in time is served, and its early bytes are not lost."""
+    """`body_timeout_sec` bounds both; a client that shakes hands in time is served, and its early bytes are not
+    lost."""
     server = started(Server(HUTCH_SERVER_BODY_TIMEOUT_SEC="1"), certified)
     try:
         with socket.create_connection(address(server), timeout=30) as silent:

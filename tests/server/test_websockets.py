@@ -52,7 +52,7 @@ def test_a_terminal(client: Client) -> None:
         assert closed.value.rcvd.code == 1000
 
 
-def test_whoever_leaves_a_terminal_hangs_up(client: Client) -> None:
+def test_closing_a_terminal_hangs_up(client: Client) -> None:
     """No shell stays behind, however stubborn."""
     with client.box() as box:
         with attached(client, f"{box}/terminal") as socket:

@@ -72,7 +72,7 @@ class World:
         return made(route)
 
     def box(self, route: Route | None = None) -> str:
-        """Running, and nobody's to change; a new one for whoever will destroy it."""
+        """Running, and nobody's to change; a new one for the role that will destroy it."""
         if route is not None and route.op == "DELETE /v1/boxes/{box}":
             return self._new_box()
         if route is not None and route.parts[-1] == "stop":
@@ -147,7 +147,7 @@ class World:
         return name
 
     def mcp_server(self, route: Route) -> str:
-        """One that works; a new one for whoever will remove it."""
+        """One that works; a new one for the role that will remove it."""
         name = f"m{next(self._number)}" if route.method == "DELETE" else "hosted"
         definition = {"command": "python3", "args": ["-c", MCP_SERVER.read_text()]}
         if self._user.call("GET", f"/v1/mcp-servers/{name}").status == 404:

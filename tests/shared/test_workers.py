@@ -125,7 +125,7 @@ def test_a_handle_outlives_the_process_that_kept_its_box(places: Path, end: str)
 
 def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -> None:
     """A worker that is started in the place of a dead one adopts its boxes before those ask for them who hold them.
-    They go on all the same: with commands, files, jobs, what they know of the box, and its release (P7, P16)."""
+    They keep working all the same: with commands, files, jobs, what they know of the box, and its release (P7, P16)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         assert second.ask(do="hold", chat="a") == box
@@ -146,8 +146,8 @@ def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -
 
 
 def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(places: Path) -> None:
-    """A worker that answers two messages of a chat at once has two handles; both go on at the process that adopted the
-    box, whichever is used first (P7)."""
+    """A worker that answers two messages of a chat at once has two handles; both continue at the process that adopted
+    the box, whichever is used first (P7)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         assert second.ask(do="hold", chat="a") == box
@@ -159,7 +159,7 @@ def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(place
                 assert second.ask(do="exec", chat=chat, command="echo here") == "here\n"
 
 
-def test_whoever_came_first_keeps_a_box_that_was_adopted(places: Path) -> None:
+def test_a_handle_whose_lease_ended_is_refused_after_an_adoption(places: Path) -> None:
     """A handle whose lease ended with its keeper is refused once another session has had the box (P6) (lesson 5)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")

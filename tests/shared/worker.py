@@ -32,8 +32,8 @@ async def main() -> None:
                     case "info":
                         answer = (await boxes[step["chat"]].info()).id
                     case "adopted":
-                        told = [event.kind for event in await hutch.events() if event.box_id == step["box"]]
-                        answer = (await hutch.find(step["box"])).elsewhere, told[-1]
+                        reply = [event.kind for event in await hutch.events() if event.box_id == step["box"]]
+                        answer = (await hutch.find(step["box"])).elsewhere, reply[-1]
                     case "create":
                         boxes[step["chat"]] = await hutch.create()
                         answer = boxes[step["chat"]].id

@@ -153,8 +153,8 @@ async def test_groups_and_none(tmp_path: Path) -> None:
 
 
 async def test_a_workspace_of_the_host_keeps_no_trace(tmp_path: Path) -> None:
-    """The mount point in a host directory is an empty directory and goes with the last box; a user's own directory
-    of that name is never covered; a read-only workspace shows skills too."""
+    """The mount point in a host directory is an empty directory and is removed with the last box; a user's own
+    directory of that name is never covered; a read-only workspace shows skills too."""
     async with opened(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path))
         work = tmp_path / "work"

@@ -79,7 +79,7 @@ def test_refs_are_pinned_and_upgraded(repository: Repository, store: SkillStore)
             store.install(ME, repository.source(ref))
 
 
-def test_what_a_repository_could_do_to_whoever_clones_it(
+def test_a_hostile_repository_cannot_attack_its_clone(
     repository: Repository, store: SkillStore, tmp_path: Path
 ) -> None:
     """Hooks, filters and submodules are never run or followed; links are refused."""

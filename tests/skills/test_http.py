@@ -66,7 +66,7 @@ async def test_the_whole_life_through_the_client(server: Server, tmp_path: Path)
     assert reasons[0].startswith("installed demo") and reasons[-1] == "removed demo"
 
 
-async def test_owners_do_not_meet(server: Server, tmp_path: Path) -> None:
+async def test_owners_are_separate(server: Server, tmp_path: Path) -> None:
     async with _hutch(server, "ann") as ann, _hutch(server, "bob") as bob:
         await ann.skills.install(skill(tmp_path, "of-ann"))
         await bob.skills.create("of-bob", "Bob's.")

@@ -192,7 +192,7 @@ def test_a_list_is_read_again_when_another_process_changes_it(store: SkillStore,
     assert another.all(ME) == ()
 
 
-def test_packages_nobody_uses_are_dropped_and_shared_ones_stay(store: SkillStore, tmp_path: Path) -> None:
+def test_unused_packages_are_dropped_and_shared_ones_stay(store: SkillStore, tmp_path: Path) -> None:
     place = str(skill(tmp_path))
     digest = store.install(ME, Directory(place))[0].digest
     store.install(OTHER, Directory(place))

@@ -138,7 +138,7 @@ CALLS = {
     "list_skills": _arguments(),
     "activate_skill": _arguments("name", name=odd_text),
 }  # fmt: skip
-"""By tool; a second word only tells apart several kinds of calls of one tool."""
+"""By tool; a second word only distinguishes several kinds of calls of one tool."""
 _WEIGHTS = ["read", "write", "edit", "glob", "grep"] * 4 + ["exec", "job", "send_file", "box_operation"] * 3 + [*CALLS]
 
 _named = st.sampled_from(_WEIGHTS).flatmap(lambda name: st.tuples(st.just(name.split()[0]), CALLS[name]))

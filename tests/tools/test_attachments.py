@@ -53,7 +53,7 @@ def test_every_name_becomes_one_plain_name(name: str) -> None:
     assert safe_name(safe) == safe
 
 
-def test_names_that_meet_are_kept_apart() -> None:
+def test_equal_names_are_made_distinct() -> None:
     taken: set[str] = set()
     assert [unique_name(name, taken) for name in ("a.txt", "A.txt", "a.txt")] == ["a.txt", "A (2).txt", "a (3).txt"]
 

@@ -93,7 +93,7 @@ async def test_what_ends_a_box_wants_it_named() -> None:
         await refused(tools, "box_lifecycle", "invalid", action="set_retention")
 
 
-async def test_a_takeover_ends_the_other_agent_s_hold_and_it_goes_on_elsewhere() -> None:
+async def test_a_takeover_ends_the_other_agent_s_lease_and_it_continues_elsewhere() -> None:
     """The box that was taken is not a crash for its earlier holder; the result says so (P6, P7)."""
     async with open_tools(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
         box = (await done(tools, "exec", command="echo mine > f")).structured["box"]
@@ -199,7 +199,7 @@ async def test_a_box_without_a_screen_says_so() -> None:
         assert "no screen" in result.text
 
 
-async def test_nothing_of_the_host_is_told() -> None:
+async def test_nothing_of_the_host_is_revealed() -> None:
     """Host paths, other sessions' names and secrets are in no answer about boxes (B5)."""
     async with open_tools(spec={"secrets": {"TOKEN": "hidden-4711"}}) as tools:
         await done(tools, "exec", command="true", agent="named-agent")

@@ -15,8 +15,8 @@ async def test_files_and_commands_live_in_one_place() -> None:
     """The same paths, the same owner, the same symlinks for tools and commands (lesson 18)."""
     async with open_tools() as tools:
         await done(tools, "write", path="made/by/tool.txt", content="by tool\n")
-        told = await done(tools, "exec", command="cat made/by/tool.txt; stat -c %U made/by/tool.txt; whoami")
-        text, owner, me = told.structured["stdout"].split("\n")[:3]
+        answer = await done(tools, "exec", command="cat made/by/tool.txt; stat -c %U made/by/tool.txt; whoami")
+        text, owner, me = answer.structured["stdout"].split("\n")[:3]
         assert text == "by tool"
         assert owner == me
         await done(tools, "exec", command="echo by command > c.txt; ln -s /workspace/c.txt link; ln -s c.txt rel")
@@ -96,7 +96,7 @@ async def test_what_a_file_s_encoding_cannot_hold_is_refused() -> None:
         assert (await done(tools, "read", path="f.txt", encoding="cp437")).structured["text"] == "cafΘ\n"
 
 
-async def test_edit_wants_exactly_one_match_unless_told_otherwise() -> None:
+async def test_edit_needs_exactly_one_match_unless_all_are_replaced() -> None:
     """Exact match count, replace_all (lesson 19)."""
     async with open_tools() as tools:
         await done(tools, "write", path="f.py", content="a = 1\nb = 1\n    c = 1\n")
@@ -139,7 +139,7 @@ async def test_a_file_must_be_read_before_and_be_the_same_still() -> None:
         assert "had not read" in blind.text
 
 
-async def test_a_write_is_there_whole_or_not_at_all() -> None:
+async def test_a_write_is_atomic() -> None:
     """A write that fails leaves the file that was there, and nothing beside it (lesson 21)."""
     async with open_tools(spec={"disk_mb": 8}) as tools:
         await done(tools, "write", path="f.txt", content="precious\n")
@@ -226,7 +226,7 @@ async def test_a_directory_is_listed_and_missing_things_are_named() -> None:
         await refused(tools, "read", "not_found", path="output:none:stdout")
 
 
-async def test_glob_means_what_it_says() -> None:
+async def test_glob_patterns_match() -> None:
     """`**` finds files at every depth, hidden names only when they are named; a bound is said (lesson 20)."""
     async with open_tools() as tools:
         await done(

@@ -172,7 +172,7 @@ async def test_ask_goes_to_the_application_and_always_is_remembered() -> None:
         assert "no answer" in result.text
 
 
-async def test_without_anybody_to_ask_it_is_denied_with_the_reason() -> None:
+async def test_without_a_person_to_ask_it_is_denied_with_the_reason() -> None:
     async with open_tools(permissions=AgentPermissions(default=ASK)) as tools:
         result = await refused(tools, "read", "refused", path="x")
         assert "nobody can be asked" in result.text
@@ -255,8 +255,8 @@ async def test_every_decision_is_a_receipt() -> None:
         await done(tools, "write", path="a", content="b")
         await refused(tools, "read", "refused", path="/etc/passwd")
         receipts = [each for each in await tools.hutch.receipts.list(box) if each.op.startswith("tool.")]
-        told = [(each.op, each.details["decision"], each.details["by"], each.details["what"]) for each in receipts]
-        assert told == [
+        answer = [(each.op, each.details["decision"], each.details["by"], each.details["what"]) for each in receipts]
+        assert answer == [
             ("tool.exec", "allow", "answer", "echo fine"),
             ("tool.exec", "deny", "answer", "echo bad"),
             ("tool.write", "allow", "rule", "/workspace/a"),

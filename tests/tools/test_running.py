@@ -62,16 +62,16 @@ async def test_long_output_is_paged_without_loss() -> None:
     async with open_tools() as tools:
         script = "import sys\nfor n in range(60000): sys.stdout.write(f'line {n:06d} ' + 'x' * (n % 50) + '\\n')"
         result = await done(tools, "exec", command=["python3", "-c", script])
-        told = result.structured
+        answer = result.structured
         expected = "".join(f"line {n:06d} " + "x" * (n % 50) + "\n" for n in range(60000))
-        assert told["stdout_truncated"]
-        assert told["stdout_total"] == len(expected)
-        assert told["stdout"].startswith("line 000000")
-        assert told["stdout"].endswith(expected[-1000:])
-        assert len(told["stdout"]) < 31_000
-        head, _, tail = told["stdout"].partition("[…")
+        assert answer["stdout_truncated"]
+        assert answer["stdout_total"] == len(expected)
+        assert answer["stdout"].startswith("line 000000")
+        assert answer["stdout"].endswith(expected[-1000:])
+        assert len(answer["stdout"]) < 31_000
+        head, _, tail = answer["stdout"].partition("[…")
         assert 1.2 < len(head) / len(tail) < 1.8  # 60 to 40
-        handle, offset, pages, digest = told["stdout_handle"], 1, 0, hashlib.sha256()
+        handle, offset, pages, digest = answer["stdout_handle"], 1, 0, hashlib.sha256()
         assert handle in result.text
         while offset:
             page = (await done(tools, "read", path=handle, offset=offset)).structured
@@ -131,7 +131,7 @@ async def test_what_ended_a_command_is_said_with_limit_and_advice() -> None:
         assert verdict["cause"] in ("ok", "syscall_denied")  # refused with an error, or killed: the kernel's choice
 
 
-async def test_a_command_killed_for_its_system_call_is_told_so() -> None:
+async def test_a_command_killed_for_its_system_call_gets_the_reason() -> None:
     """SIGSYS is how the kernel says that a call was forbidden (lesson 24)."""
     async with open_tools() as tools:
         result = await done(tools, "exec", command="kill -SYS $$")
@@ -246,11 +246,11 @@ async def test_cancelling_a_call_kills_the_command() -> None:
 
 async def test_long_work_reports_progress() -> None:
     async with open_tools() as tools:
-        told: list[tuple[float, float | None, str]] = []
+        answer: list[tuple[float, float | None, str]] = []
         seen = asyncio.Event()
 
         async def progress(seconds: float, total: float | None, message: str) -> None:
-            told.append((seconds, total, message))
+            answer.append((seconds, total, message))
             seen.set()
 
         call = asyncio.create_task(
@@ -266,5 +266,5 @@ async def test_long_work_reports_progress() -> None:
         await seen.wait()
         await box.exec("echo went > go")
         assert (await call).structured["stdout"] == "went\n"
-        assert told[0][1] == 60
-        assert "read line" in told[0][2]
+        assert answer[0][1] == 60
+        assert "read line" in answer[0][2]

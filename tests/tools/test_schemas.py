@@ -155,7 +155,7 @@ async def test_a_provider_s_tools_appear_only_for_its_boxes() -> None:
         assert "no mouse" in await tools.guidance()
 
 
-async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
+async def test_guidance_states_paths_limits_persistence_and_network() -> None:
     """B6, P2."""
     async with open_tools(spec={"memory_mb": 300}) as tools:
         before = await tools.guidance()
@@ -170,7 +170,7 @@ async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
         assert "/workspace/inbox" in text
 
 
-async def test_guidance_is_whole_before_there_is_a_box() -> None:
+async def test_guidance_is_complete_before_there_is_a_box() -> None:
     """Network, limits, writable places, how long a command may run and how to run longer, the tools, and what the
     actions of grouped tools do: all from the effective spec, also before the first call (B6, P20, lesson 50)."""
     quick = {"inherits": "network_basic", "limits": {"timeout_sec": 20, "max_timeout_sec": 50}}
@@ -191,15 +191,15 @@ async def test_guidance_is_whole_before_there_is_a_box() -> None:
         assert await tools.guidance() == before
 
 
-async def test_a_timeout_that_cannot_be_given_is_told_before_it_runs_out() -> None:
+async def test_a_timeout_that_cannot_be_given_is_reported_before_it_runs_out() -> None:
     """The schema has the box's own bound, a longer one is refused at once, and the remedy is possible (B4)."""
     quick = {"inherits": "default", "limits": {"timeout_sec": 1, "max_timeout_sec": 2}}
     async with open_tools(config={"profiles": {"quick": quick}, "profile": "quick"}) as tools:
         (schema,) = [each for each in await tools.schemas("anthropic") if each["name"] == "exec"]
         timeout = schema["input_schema"]["properties"]["timeout"]
         assert timeout["maximum"] == 2 and "1 s unless you give a timeout, at most 2 s" in timeout["description"]
-        told = await refused(tools, "exec", "invalid", command="sleep 100", timeout=3)
-        assert "at most 2 s" in told.text and 'job(action="start")' in told.text
+        answer = await refused(tools, "exec", "invalid", command="sleep 100", timeout=3)
+        assert "at most 2 s" in answer.text and 'job(action="start")' in answer.text
         ended = await done(tools, "exec", command="sleep 100", timeout=2)
         assert "start it as a job" in ended.text and "longer timeout" not in ended.text
         shorter = await done(tools, "exec", command="sleep 100", timeout=1)

@@ -68,7 +68,7 @@ def test_pages_lose_nothing(parts: list[str], size: int) -> None:
             page = await by_lines(pieces(0), line, 3, max_bytes=size)
             assert page.start_byte == len(whole)
             whole += page.data
-            while page.next_line is None and not page.eof:  # a line too long for a page goes on by bytes
+            while page.next_line is None and not page.eof:  # a line too long for a page continues by bytes
                 rest = await by_bytes(pieces(page.next_byte), page.next_byte, size)
                 end = rest.data.find(b"\n") + 1
                 whole += rest.data[:end] if end else rest.data

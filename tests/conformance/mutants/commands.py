@@ -58,7 +58,7 @@ class DropsEmptyVariables(Mutant):
 
 
 class ShowsSecrets(Mutant):
-    """The record tells what the box was given."""
+    """The record shows what the box was given."""
 
     kills = ("exec.secrets",)
 
@@ -178,7 +178,7 @@ class GoesOnWhenCancelled(Mutant):
 
 
 class MixesUpResults(Mutant):
-    """Answers come back in the order of the questions, whoever asked."""
+    """Answers come back in the order of the questions, for all callers."""
 
     kills = ("exec.many_at_once",)
 

@@ -194,7 +194,7 @@ class IgnoresImages(Mutant):
 
 
 class CreatesAllTheSame(Mutant):
-    """Lesson 4: whoever cancels a creation gets a box that nobody knows."""
+    """Lesson 4: a cancelled creation leaves a box that no record knows."""
 
     kills = ("life.cancelled_creation",)
 

@@ -114,7 +114,7 @@ class LetsProgramsRise(Mutant):
 
 
 class SharesOneBox(Mutant):
-    """Lesson 33: whoever comes gets the box that is there."""
+    """Lesson 33: every caller gets the box that is there."""
 
     kills = ("isolation.other_boxes", "isolation.host_name")
     shared: Instance | None = None

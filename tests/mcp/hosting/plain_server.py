@@ -68,8 +68,8 @@ def call(request):
         os._exit(9)
     if name == "progress":
         for step in range(3):
-            told = {"progressToken": token, "progress": step + 1, "total": 3, "message": given["who"]}
-            send({"method": "notifications/progress", "params": told})
+            answer = {"progressToken": token, "progress": step + 1, "total": 3, "message": given["who"]}
+            send({"method": "notifications/progress", "params": answer})
             time.sleep(0.05)
         return text(given["who"])
     if name == "sleep":

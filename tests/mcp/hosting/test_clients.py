@@ -92,7 +92,7 @@ async def test_a_call_has_an_end(tmp_path: Path) -> None:
         assert (await hosted.info("plain")).starts == 1
 
 
-async def test_questions_go_to_whoever_asked(tmp_path: Path) -> None:
+async def test_questions_go_to_the_client_that_called(tmp_path: Path) -> None:
     """A server's question is passed to the client whose call it works on; where two could be meant, it is refused."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
@@ -101,8 +101,8 @@ async def test_questions_go_to_whoever_asked(tmp_path: Path) -> None:
             return types.ElicitResult(action="accept", content={"word": params.message})
 
         async with hosted.session("plain", elicitation_callback=answer) as client:
-            told = json.loads(text_of(await client.call_tool("ask", {})))
-            assert told == {"action": "accept", "content": {"word": "Which word?"}}
+            reply = json.loads(text_of(await client.call_tool("ask", {})))
+            assert reply == {"action": "accept", "content": {"word": "Which word?"}}
             async with hosted.session("plain") as other:
                 waiting = asyncio.ensure_future(other.call_tool("sleep", {"seconds": 2}))
                 await other.call_tool("echo", {"text": "it is under way"})

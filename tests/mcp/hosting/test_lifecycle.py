@@ -56,7 +56,7 @@ async def test_files_are_mounted_and_arguments_follow(tmp_path: Path) -> None:
 
 
 async def test_the_same_over_a_launched_hutch(tmp_path: Path) -> None:
-    """Whoever registers a server opens its project to that server's box, also where another process keeps the boxes;
+    """Registering a server opens its project to that server's box, also where another process keeps the boxes;
     nothing else is opened by it, and what is always refused stays refused (B22, B33)."""
     place, other = project(tmp_path / "proj"), project(tmp_path / "other")
     async with front.Hutch.launch(mount_roots=()) as hutch:
@@ -117,7 +117,7 @@ async def test_a_box_for_each(tmp_path: Path) -> None:
 
 
 async def test_a_slow_start_is_not_a_death(tmp_path: Path) -> None:
-    """Whoever needs seconds to answer `initialize` is waited for, and started once (lesson 38)."""
+    """A server that needs seconds to answer `initialize` is waited for, and started once (lesson 38)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("slow", plain(tmp_path / "p", env={"SLOW_START": "4"}))
         assert text_of(await hosted.call("slow", "echo", {"text": "at last"})) == "at last"
@@ -180,8 +180,8 @@ async def test_killed_it_heals(tmp_path: Path) -> None:
     continues in the same session (B28, B36)."""
     changes = asyncio.Event()
 
-    async def message(told: Any) -> None:
-        if getattr(told, "method", "") == "notifications/tools/list_changed":
+    async def message(answer: Any) -> None:
+        if getattr(answer, "method", "") == "notifications/tools/list_changed":
             changes.set()
 
     async with hosting(tmp_path) as hosted:
@@ -334,7 +334,7 @@ async def test_a_server_that_cannot_succeed_fails_at_once(tmp_path: Path, script
         assert setting in failed.value.remedy
 
 
-async def test_a_box_that_somebody_took_over_is_left_to_him(tmp_path: Path) -> None:
+async def test_a_box_that_another_session_took_over_is_left_alone(tmp_path: Path) -> None:
     """The server's handle is stale then. Waiting requests fail, and the server starts again in another box (P6)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:

@@ -73,8 +73,8 @@ async def test_fetched_and_project(tmp_path: Path) -> None:
             async with hosted.gateway() as client:
                 names = {tool.name for tool in (await client.list_tools()).tools}
                 assert {"time__get_current_time", "project__loud"} <= names
-                told = await client.call_tool("time__get_current_time", {"timezone": "UTC"})
-                assert json.loads(text_of(told))["timezone"] == "UTC"
+                answer = await client.call_tool("time__get_current_time", {"timezone": "UTC"})
+                assert json.loads(text_of(answer))["timezone"] == "UTC"
                 assert text_of(await client.call_tool("project__loud", {"text": "quiet"})) == "QUIET"
             box = await hutch.attach((await hosted.info("project")).box)
             marks = await box.exec(
@@ -142,8 +142,8 @@ async def test_all_of_them(tmp_path: Path) -> None:
                 names = {tool.name.partition("__")[0] for tool in (await client.list_tools()).tools}
                 assert names == set(table)
                 cold = time.monotonic() - begun
-                told = await client.call_tool("files__read_text_file", {"path": "/mnt/docs/hello.txt"})
-                assert text_of(told) == "hello from the host"
+                answer = await client.call_tool("files__read_text_file", {"path": "/mnt/docs/hello.txt"})
+                assert text_of(answer) == "hello from the host"
                 log = await client.call_tool("git__git_log", {"repo_path": "/mnt/repository"})
                 assert "the first" in text_of(log)
                 for name, number in (("everything", 9), ("time", 9)):
@@ -160,8 +160,8 @@ async def test_all_of_them(tmp_path: Path) -> None:
                     await hosted.ready(name)
                     healed[f"kill -9 of {name}"] = time.monotonic() - since
                     assert text_of(await client.call_tool("project__loud", {"text": "on"})) == "ON"
-                told = await client.call_tool("time__get_current_time", {"timezone": "UTC"})
-                assert not told.is_error
+                answer = await client.call_tool("time__get_current_time", {"timezone": "UTC"})
+                assert not answer.is_error
                 with pytest.raises(MCPError, match="memory"):
                     await client.call_tool("project__eat", {})
                 since = time.monotonic()

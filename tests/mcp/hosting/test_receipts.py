@@ -127,8 +127,8 @@ async def test_the_raw_relay_leaves_receipts(server: Server) -> None:
             (None, "notifications/initialized", {}),
             (2, "tools/call", {"name": "echo", "arguments": {"text": TOLD}}),
         ):
-            told = {"jsonrpc": "2.0", "method": method, "params": params}
-            await socket.send(json.dumps(told | ({"id": number} if number else {})))
+            answer = {"jsonrpc": "2.0", "method": method, "params": params}
+            await socket.send(json.dumps(answer | ({"id": number} if number else {})))
             while number and json.loads(await socket.recv()).get("id") != number:
                 pass
     (last,) = await asyncio.to_thread(lambda: until(lambda: listed(admin, box)[before:]))

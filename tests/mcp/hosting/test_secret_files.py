@@ -21,7 +21,7 @@ LINE = "c2VjcmV0LWxpbmUtb25l"
 PATH = "/run/secrets/key"
 
 
-async def test_the_server_reads_it_and_nobody_is_told(tmp_path: Path) -> None:
+async def test_the_server_reads_a_secret_file_that_is_shown_nowhere(tmp_path: Path) -> None:
     """A secret file has mode 0400, belongs to the box's user and lies outside of the workspace. Its value stands in no
     command line, environment, log, error, status or receipt, and not in the volume that stays (lesson 37)."""
     lines: list[str] = []
@@ -48,13 +48,13 @@ async def test_the_server_reads_it_and_nobody_is_told(tmp_path: Path) -> None:
                 assert kept.stdout.startswith("drwx------") and len(kept.stdout.splitlines()) == 1
                 with pytest.raises(ServerFailed, match="exited with 9") as spilled:
                     await hosted.call("plain", "spill", {"path": PATH})
-                told: list[Any] = [
+                answer: list[Any] = [
                     added, info, jobs, processes.stdout, spilled.value, spilled.value.to_wire(),
                     await hosted.logs("plain"), await hosted.all(), await hutch.receipts.list(info.box),
                     hosted.registry.get("plain").server.secret_files.keys(), lines,
                 ]  # fmt: skip
-                assert "the key is" in str(told), "it did say so, and was not repeated"
-                for each in told:
+                assert "the key is" in str(answer), "it did say so, and was not repeated"
+                for each in answer:
                     assert LINE not in str(each)
     finally:
         logs.configure()

@@ -67,15 +67,15 @@ async def test_lines_of_a_websocket(server: Server) -> None:
 
         async def ask(number: int, method: str, **params: Any) -> Any:
             await socket.send(json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}))
-            while (told := json.loads(await socket.recv())).get("id") != number:
+            while (answer := json.loads(await socket.recv())).get("id") != number:
                 pass
-            return told["result"]
+            return answer["result"]
 
         about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         assert (await ask(1, "initialize", **about))["serverInfo"]["name"] == "plain"
         await socket.send('{"jsonrpc": "2.0", "method": "notifications/initialized"}')
-        told = await ask(2, "tools/call", name="large", arguments={"characters": 100_000})
-        assert len(told["content"][0]["text"]) == 100_000
+        answer = await ask(2, "tools/call", name="large", arguments={"characters": 100_000})
+        assert len(answer["content"][0]["text"]) == 100_000
         await socket.send("this is no message")
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await socket.recv()
@@ -91,16 +91,16 @@ def test_looking_and_calling(server: Server) -> None:
     assert info["box"] in {box["id"] for box in client.good("GET", "/v1/boxes")["boxes"]}
     assert "sk-0123456789" not in json.dumps(client.good("GET", "/v1/mcp-servers"))
     assert "echo" in [tool["name"] for tool in client.good("GET", "/v1/mcp-servers/plain/tools")["tools"]]
-    told = client.good(
+    answer = client.good(
         "POST", "/v1/mcp-servers/plain/call", {"tool": "environment", "arguments": {"name": "API_TOKEN"}}
     )
-    assert text_of(told) == "sk-0123456789"
+    assert text_of(answer) == "sk-0123456789"
     assert "plain server says hello" in client.good("GET", "/v1/mcp-servers/plain/logs")["lines"]
     assert "sk-0123456789" not in server.log.read_text()
 
 
 def test_owners_and_roles(server: Server, place: Path) -> None:
-    """Another owner's servers are not there; an observer looks and changes nothing; what reaches past the boxes is an
+    """Another owner's servers are not there; an observer reads and changes nothing; what reaches past the boxes is an
     admin's to register."""
     stranger = server.tcp(server.key("user", "somebody-else"))
     assert stranger.good("GET", "/v1/mcp-servers") == {"servers": []}
@@ -137,9 +137,9 @@ def test_registering_and_importing(server: Server, place: Path) -> None:
     """By an admin: a table of another client's, and a definition of its own; both work at once, and go."""
     client = server.unix()
     table = {"mcpServers": {"copy of plain": {"command": "python3", "args": [f"{place}/server.py"]}, "bad": {}}}
-    told = client.good("POST", "/v1/mcp-servers/import", {"servers": table})
-    assert [each["name"] for each in told["servers"]] == ["copy-of-plain"]
-    assert any("bad" in note for note in told["notes"])
+    answer = client.good("POST", "/v1/mcp-servers/import", {"servers": table})
+    assert [each["name"] for each in answer["servers"]] == ["copy-of-plain"]
+    assert any("bad" in note for note in answer["notes"])
     result = client.good("POST", "/v1/mcp-servers/copy-of-plain/call", {"tool": "echo", "arguments": {"text": "hi"}})
     assert text_of(result) == "hi"
     assert client.call("POST", "/v1/mcp-servers", {"name": "plain", "definition": {"command": "x"}}).status == 409

@@ -61,11 +61,11 @@ async def tells_errors_as_data(client: Client) -> None:
 
 
 async def tells_progress(client: Client) -> None:
-    told: list[tuple[float, float | None, str | None]] = []
+    answer: list[tuple[float, float | None, str | None]] = []
     heard = asyncio.Event()
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        told.append((progress, total, message))
+        answer.append((progress, total, message))
         heard.set()
 
     waiting = "while [ ! -e go ]; do sleep 0.05; done; rm -f go; echo went"
@@ -73,7 +73,7 @@ async def tells_progress(client: Client) -> None:
     await asyncio.wait_for(heard.wait(), 60)
     await client.call_tool("write", {"path": "go", "content": ""})
     assert "went" in text(await call)
-    assert told[0][0] > 0 and "running" in (told[0][2] or "")
+    assert answer[0][0] > 0 and "running" in (answer[0][2] or "")
 
 
 async def cancels(client: Client) -> None:

@@ -56,9 +56,9 @@ class Raw:
 
     def handshake(self, name: str = "raw") -> dict[str, Any]:
         info = {"name": name, "version": "1"}
-        told = self.ask("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=info)
+        reply = self.ask("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=info)
         self.say(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}')
-        result: dict[str, Any] = told["result"]
+        result: dict[str, Any] = reply["result"]
         return result
 
     def run(self, command: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_sessions_of_one_owner_are_bounded(server: Server) -> None:
     begin(client)
 
 
-async def test_owners_do_not_meet(server: Server) -> None:
+async def test_owners_are_separate(server: Server) -> None:
     """Two owners with the same client and the same scope have boxes of their own, and see only those."""
     for era in ERAS:
         anna, boris = (over_http(server, server.key("user", f"{name}-{era}"), "?scope=one") for name in "ab")
@@ -211,8 +211,8 @@ def test_deleting_a_session_ends_its_commands_and_leaves_its_box(server: Server)
     session = begin(client)
     count = "cat /proc/[0-9]*/comm | grep -c '^sleep$'; ls"
     (last,) = messages(post(client, call_of(count), mcp_session_id=session))
-    told = facts_of(last["result"])
-    assert (told["box"], told["stdout"]) == (box, "0\nthere\n")
+    reply = facts_of(last["result"])
+    assert (reply["box"], reply["stdout"]) == (box, "0\nthere\n")
 
 
 async def test_after_a_restart_the_client_finds_its_box() -> None:
@@ -231,8 +231,8 @@ async def test_after_a_restart_the_client_finds_its_box() -> None:
         assert post(client, LIST, mcp_session_id=session).status == 404
         session = begin(client)
         (answer,) = messages(post(client, call_of("cat file"), mcp_session_id=session))
-        told = facts_of(answer["result"])
-        assert (told["box"], told["stdout"]) == (box, "kept\n")
+        reply = facts_of(answer["result"])
+        assert (reply["box"], reply["stdout"]) == (box, "kept\n")
 
 
 def test_a_busy_client_does_not_hold_up_the_end() -> None:
@@ -253,7 +253,7 @@ def test_a_busy_client_does_not_hold_up_the_end() -> None:
         assert facts_of(answer["result"])["stdout"] == "0\n"
 
 
-async def test_a_new_skill_is_told_to_whoever_listens(server: Server, tmp_path: Path) -> None:
+async def test_a_new_skill_is_announced_to_listening_clients(server: Server, tmp_path: Path) -> None:
     """`tools/list_changed` in both eras: on the session's own stream, or on the one a client subscribed with."""
     package = tmp_path / "count"
     (package / "scripts").mkdir(parents=True)
@@ -272,14 +272,14 @@ async def test_a_new_skill_is_told_to_whoever_listens(server: Server, tmp_path: 
     async def hear(message: Any) -> None:
         heard.append(getattr(message, "method", ""))
 
-    async def told() -> bool:
+    async def reply() -> bool:
         return "notifications/tools/list_changed" in heard
 
     async with connect("legacy", message_handler=hear) as client:
         await client.list_tools()
         await asyncio.sleep(0)
         assert not (await client.call_tool("activate_skill", {"name": "count"})).is_error
-        await eventually(told)
+        await eventually(reply)
         assert "count__one" in {tool.name for tool in (await client.list_tools()).tools}
     async with connect("auto", name="other") as client:
         await client.list_tools()

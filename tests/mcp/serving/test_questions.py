@@ -41,8 +41,8 @@ async def test_a_person_decides_over_http(server: Server, era: str) -> None:
             assert (question["what"], question["agent"], question["box"]) == ("rm kept", "tester", box)
             assert question["reason"] == "it removes files"
             await asyncio.to_thread(person.good, "POST", f"/v1/questions/{question['id']}", {"answer": answer})
-            told = await calling
-            assert told.is_error == (answer == "deny"), text(told)
+            reply = await calling
+            assert reply.is_error == (answer == "deny"), text(reply)
             assert (await run(client, "ls"))["stdout"].split() == left
     receipts = [each for each in person.good("GET", f"/v1/receipts?box={box}")["receipts"] if each["op"] == "tool.exec"]
     decided = [each["details"] for each in receipts if each["details"]["what"] == "rm kept"]

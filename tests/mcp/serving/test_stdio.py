@@ -82,7 +82,7 @@ def test_a_second_live_client_gets_a_box_of_its_own_and_says_so(top: Path) -> No
         assert first.run("true")["box"] == mine
 
 
-def test_it_goes_and_leaves_its_box(top: Path) -> None:
+def test_it_ends_and_leaves_its_box(top: Path) -> None:
     """A client that is in a hurry sends SIGTERM; nothing is lost by it."""
     with Raw(top) as raw:
         raw.handshake()
@@ -119,8 +119,8 @@ async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
     async with stdio(top, "--workspace", ".", "--scope", "rw")("auto", cwd=project) as client:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
         assert tools["exec"] is not None and tools["exec"].destructive_hint, "it can change the client's own files"
-        told = client.instructions or ""
-        assert f"/workspace is {project} of the machine itself" in told and "Nothing you do" not in told, told
+        reply = client.instructions or ""
+        assert f"/workspace is {project} of the machine itself" in reply and "Nothing you do" not in reply, reply
         assert (await run(client, "cat secret.txt; echo new > made.txt"))["stdout"] == "here\n"
     assert (project / "made.txt").read_text() == "new\n"
     async with stdio(top, "--workspace", ".:ro", "--scope", "ro")("auto", cwd=project) as client:
@@ -206,13 +206,13 @@ async def test_everything_that_changes_something_can_be_made_to_ask(top: Path) -
 @pytest.mark.parametrize(
     "words", [("--tools", "nonsense"), ("--allow", "everything"), ("--permissions", "nobody"), ("--profile", "no such")]
 )
-def test_a_wrong_option_is_told_at_once(words: tuple[str, str], top: Path) -> None:
+def test_a_wrong_option_is_reported_at_once(words: tuple[str, str], top: Path) -> None:
     with Raw(top, *words) as raw:
         _, said = raw.process.communicate(timeout=TIMEOUT_SECONDS)
         assert raw.process.returncode == 125 and words[1].encode() in said
 
 
-def test_without_boxes_there_are_no_tools_and_the_reason_is_told(top: Path) -> None:
+def test_without_boxes_there_are_no_tools_and_the_reason_is_given(top: Path) -> None:
     """Tools vanish, with the reason, when no box can be made (B5)."""
     with Raw(top, HUTCH_ENABLED="false") as raw:
         assert "switched off" in raw.handshake()["instructions"]
@@ -234,7 +234,7 @@ def test_it_is_a_client_of_the_server_that_owns_the_directory() -> None:
             assert raw.run("cat file")["stdout"] == "there\n"
 
 
-def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
+def test_skills_add_tools_and_the_client_is_notified(top: Path) -> None:
     """A skill's tools join the list while it is active, and `tools/list_changed` says so (B38)."""
     package = top / "greet"
     (package / "scripts").mkdir(parents=True)

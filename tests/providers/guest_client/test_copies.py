@@ -39,7 +39,7 @@ def contents(base: Path) -> dict[str, bytes | str]:
     return found
 
 
-async def test_a_tree_goes_in_and_comes_out(tmp_path: Path) -> None:
+async def test_a_tree_is_copied_in_and_out(tmp_path: Path) -> None:
     source = tree(tmp_path / "source")
     size = sum(len(content) for content in contents(source).values() if isinstance(content, bytes))
     with running_guest() as guest:

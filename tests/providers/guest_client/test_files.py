@@ -215,7 +215,7 @@ async def test_search(guest: GuestProcess) -> None:
 
 
 async def test_others_are_served_while_one_waits(guest: GuestProcess) -> None:
-    """A reader that does not read and a search that goes nowhere hold up nobody else."""
+    """A reader that does not read and a search without an end hold up no other request."""
     sparse(guest.workdir / "large", 1 << 30)
     (guest.workdir / "trap").write_bytes(b"a" * 5000)
     async with files_of(guest) as files:
@@ -233,7 +233,7 @@ async def test_others_are_served_while_one_waits(guest: GuestProcess) -> None:
 
 
 async def test_a_caller_that_gives_up_leaves_nothing(guest: GuestProcess) -> None:
-    """Lesson 21: the temporary file goes when the writer fails, is cancelled, or loses its connection."""
+    """Lesson 21: the temporary file is removed when the writer fails, is cancelled, or loses its connection."""
 
     def is_clean() -> bool:
         return os.listdir(guest.workdir) == []
@@ -324,7 +324,7 @@ async def test_a_watch_ends_with_what_it_watches(guest: GuestProcess) -> None:
                 assert [change.kind async for change in changes][-1] == "deleted"
 
 
-async def test_a_watch_nobody_reads_is_told_it_missed_something(guest: GuestProcess) -> None:
+async def test_an_unread_watch_reports_that_it_missed_changes(guest: GuestProcess) -> None:
     """The bound is the kernel's queue; neither the guest nor the link holds more than its window."""
     bound = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if bound > 100_000:

@@ -121,7 +121,7 @@ async def test_silence_is_the_callers_timeout() -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"", GREETING[:5]], ids=["nothing", "half"])
-async def test_a_guest_that_does_not_greet(greeting: bytes) -> None:
+async def test_a_guest_that_sends_no_hello(greeting: bytes) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.sendall(greeting)
@@ -137,7 +137,7 @@ async def test_a_guest_of_another_version() -> None:
             await Link.over(ours, timeout=TIMEOUT)
 
 
-async def test_a_guest_that_speaks_before_it_greets() -> None:
+async def test_a_guest_that_sends_frames_before_its_hello() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.sendall(frame(REPLY, 1, b"{}"))
@@ -166,7 +166,7 @@ async def test_an_error_is_the_class_it_names_but_not_one_about_the_box() -> Non
         assert len(str(caught.value)) < 10_000
 
 
-async def test_sending_stops_without_credit_and_goes_on_with_it() -> None:
+async def test_sending_stops_without_credit_and_resumes_with_it() -> None:
     async with hostile() as (link, theirs):
         channel = link.open("write")
         sending = asyncio.create_task(channel.send(bytes(WINDOW + 1000)))

@@ -125,7 +125,7 @@ async def test_network_off_is_a_loopback_that_works_and_nothing_else() -> None:
 
 
 async def test_a_full_disk_ends_the_writer_and_not_the_box() -> None:
-    """A size for everything the box writes, told as a verdict (lesson 24)."""
+    """A size for everything the box writes, reported as a verdict (lesson 24)."""
     async with engine() as native, box(native) as made:
         full = await run(made, "head -c 100M /dev/zero > /workspace/big")
         assert full.exit_code != 0

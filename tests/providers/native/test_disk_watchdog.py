@@ -96,7 +96,7 @@ def test_a_tree_that_is_moved_away_is_said_to_be_unread(tmp_path: Path) -> None:
     assert scanned(tmp_path) == Use(scanned(tmp_path).bytes, 2 + 400)
 
 
-def test_what_goes_while_it_is_counted_is_nothing(tmp_path: Path) -> None:
+def test_files_removed_during_a_count_are_not_counted(tmp_path: Path) -> None:
     """Removed, replaced by a link, or emptied under our eyes."""
     deepen(tmp_path, 100)
     directory = os.open(tmp_path, os.O_RDONLY)
@@ -171,7 +171,9 @@ def counted(disk: DiskWatchdog) -> list[LimitHit]:
             return hits
 
 
-def test_over_the_limit_only_who_goes_on_writing_is_reported(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
+def test_over_the_limit_only_processes_that_keep_writing_are_reported(
+    disk: DiskWatchdog, guest: Guest, tmp_path: Path
+) -> None:
     guest.start(HOLD.format(size=1))
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/big").write_bytes(b"1" * (4 * MB))
@@ -205,7 +207,7 @@ def test_files_and_unread_directories_are_an_excess(disk: DiskWatchdog, guest: G
     assert Use(0, 0, 1).exceeds(unread.bound) and "cannot be counted" in unread.hit(Use(0, 0, 1)).unit
 
 
-def test_what_is_moved_under_our_eyes_ends_nobody(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
+def test_files_moved_during_a_count_end_no_process(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
     """It was counted twice. A second count, undisturbed, has the last word."""
     guest.start(HOLD.format(size=1))
     (tmp_path / "a").mkdir()
@@ -255,7 +257,7 @@ def test_idle_box_is_not_walked_again(disk: DiskWatchdog, guest: Guest, tmp_path
 
 
 def test_a_guest_that_does_not_obey_is_not_needed(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
-    """Whoever writes is ended from outside then."""
+    """A process that writes is then ended from outside."""
     pids = [guest.start(HOLD.format(size=1)) for _ in range(3)]
     with watched(disk, guest, tmp_path, Overrun(Use(MB, 100))):
         disk.end_users("box")

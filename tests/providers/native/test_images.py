@@ -147,7 +147,7 @@ def test_the_machine_s_etc_holds_nothing_secret() -> None:
     assert b"user:x:1000:" in content.files["etc/passwd"]
     for line in content.files["etc/passwd"].decode().splitlines():
         _, _, number, _, description, home, _ = line.split(":")
-        assert int(number) < 1000 or number in ("1000", "65534")  # the machine's people are not told
+        assert int(number) < 1000 or number in ("1000", "65534")  # the machine's accounts are not shown
         assert description in ("", "root", "user", "nobody")
         assert home in ("/", "/root", "/home/user")
 

@@ -147,8 +147,8 @@ async def test_inodes() -> None:
 
 
 async def test_open_files() -> None:
-    """The program itself hears of it and says so: nobody counts whom the kernel refused, so that the verdict is of its
-    exit code."""
+    """The program itself gets the error and says so: nobody counts whom the kernel refused, so that the verdict is of
+    its exit code."""
     async with limited(open_files=64) as (box, grades):
         result = await box.exec("python3 -c 'x = [open(\"/dev/null\") for _ in range(100)]'")
         assert "Too many open files" in result.stderr

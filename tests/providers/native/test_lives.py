@@ -77,7 +77,7 @@ async def test_destroy_works_from_the_planned_record_alone() -> None:
         assert traces(made.record) == []
 
 
-async def test_a_record_of_another_process_kills_nobody() -> None:
+async def test_a_record_of_another_process_kills_nothing() -> None:
     """A pid that was given to somebody else since is not the box's."""
     bystander = subprocess.Popen(["sleep", "1000"])  # noqa: ASYNC220  # the test wants a plain child
     try:
@@ -102,7 +102,7 @@ async def test_a_frozen_box_can_be_destroyed() -> None:
         assert traces(made.record) == []
 
 
-async def test_a_paused_box_goes_on_where_it_was() -> None:
+async def test_a_paused_box_continues_where_it_was() -> None:
     async with engine() as native, box(native) as made:
         job = await made.start(Command(command="while :; do date +%N >> /tmp/log; sleep 0.01; done"))
         await until_written(made)
@@ -285,7 +285,7 @@ async def test_the_engine_says_what_it_can_do(rootless: bool) -> None:
 
 
 class Mute(NativeProvider):
-    """Its guests never greet."""
+    """Its guests never send a hello."""
 
     async def _await_guest(
         self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link

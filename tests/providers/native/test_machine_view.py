@@ -70,9 +70,9 @@ async def test_pip_installs_for_the_user_without_a_wall() -> None:
         "pip install --no-index --no-build-isolation . 2>&1"
     )
     async with engine() as native, box(native, limits=LIMITS.but(disk_mb=64, memory_mb=512)) as made:
-        told = await out(made, project)
-        assert "externally-managed" not in told
-        assert await out(made, "greet") == "hi", told
+        answer = await out(made, project)
+        assert "externally-managed" not in answer
+        assert await out(made, "greet") == "hi", answer
 
 
 @pytest.mark.slow
@@ -86,10 +86,10 @@ async def test_apt_installs_as_root_where_the_root_is_writable(rootless: bool) -
             return
         async with box(native, read_only_root=False, limits=LIMITS.but(disk_mb=256, memory_mb=512)) as made:
             assert await out(made, DEB, user="root") == "greetings\nStatus: install ok installed"
-            told = await out(
+            answer = await out(
                 made, "adduser --disabled-password --gecos '' bob >/tmp/log 2>&1 || cat /tmp/log", user="root"
             )
-            assert await out(made, "echo $(whoami) $HOME", user="bob") == "bob /home/bob", told
+            assert await out(made, "echo $(whoami) $HOME", user="bob") == "bob /home/bob", answer
 
 
 async def test_an_unknown_user_cannot_run_anything() -> None:
@@ -110,7 +110,7 @@ async def test_root_has_no_other_name(rootless: bool) -> None:
             await made.run(Command(command="true", user="toor"))
 
 
-async def test_a_signal_is_told_beside_an_exit_code() -> None:
+async def test_a_signal_is_reported_beside_the_exit_code() -> None:
     """As a shell reports it (B2)."""
     async with engine() as native, box(native) as made:
         result = await run(made, "kill -TERM $$")

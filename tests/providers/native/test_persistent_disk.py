@@ -79,15 +79,15 @@ def test_where_nobody_can_be_watched_the_grade_is_none() -> None:
     assert probe.capabilities(blind).disk_if_persistent is EnforcedBy.NONE
 
 
-def test_whose_start_nobody_saw_is_told_what_is_likely() -> None:
+def test_a_job_whose_start_was_not_seen_gets_the_likely_cause() -> None:
     """A new keeper ends what an earlier one started. Who timed out, or ended well before, did not end for this."""
     end = End(
         job="1", ended=True, exit_code=None, signal=9, timed_out=False, cancelled=True, lingering=False, shared=False,
         wall=1.0, usage=(0.0, 0.0, 0), stdout_total=0, stderr_total=0, dropped=0,
     )  # fmt: skip
     over = Counters(disk_ends=1, excess=Excess(used=40.0, limit=8.0, unit="MB"))
-    told = decide(end, before=None, after=over, limits=LIMITS)
-    assert (told.cause, told.peak, told.certain) == (Cause.DISK, 40.0, False)
+    answer = decide(end, before=None, after=over, limits=LIMITS)
+    assert (answer.cause, answer.peak, answer.certain) == (Cause.DISK, 40.0, False)
     assert decide(end, before=over, after=over, limits=LIMITS).cause is Cause.CANCELLED
     timed_out = msgspec.structs.replace(end, timed_out=True, cancelled=False)
     assert decide(timed_out, before=Counters(), after=over, limits=LIMITS).cause is Cause.TIMEOUT
@@ -103,7 +103,7 @@ async def test_a_large_file_ends_its_writer_with_the_verdict_disk() -> None:
         assert (await run(made, "head -c 2M /dev/zero > small; sleep 2; cat small | wc -c")).stdout == "2097152\n"
 
 
-async def test_a_job_is_told_the_same() -> None:
+async def test_a_job_gets_the_same_verdict() -> None:
     async with kept() as made:
         job = await made.start(Command(command=f"head -c 40M /dev/zero > big; {STAY}"))
         ended(await job.wait(60), "MB", 8)
@@ -146,7 +146,7 @@ async def test_a_file_without_a_name_hides_nothing(user: str, rootless: bool) ->
 
 
 async def test_files_are_counted_too() -> None:
-    """As many as a temporary box of this size may have; and whoever removes them may take his time."""
+    """As many as a temporary box of this size may have; and a command that removes them may take its time."""
     async with kept() as made:
         many = 'import os\nfor n in range(60000): os.close(os.open(f"f{n}", os.O_CREAT))\nimport time; time.sleep(60)'
         ended(await run(made, f"python3 -c '{many}'", timeout_sec=60), "files", FILES)
@@ -155,7 +155,7 @@ async def test_files_are_counted_too() -> None:
         assert await made.files.list(".") == []
 
 
-async def test_whoever_goes_on_writing_is_ended_again_and_at_last_not_started() -> None:
+async def test_a_command_that_keeps_writing_is_ended_again_and_at_last_not_started() -> None:
     """Threat: each command over the limit writes a little more, and many of them fill the disk."""
     async with kept() as made:
         for number in range(MOST_HITS + 1):

@@ -67,28 +67,28 @@ def test_where_groups_count_no_sockets_a_watchdog_holds_memory() -> None:
     assert probe.grades(machine()).memory_mb is EnforcedBy.CGROUP
     assert probe.grades(uncounted).memory_mb is EnforcedBy.WATCHDOG
     assert probe.grades(uncounted._replace(blind=BLIND)).memory_mb is EnforcedBy.NONE
-    (told,) = probe.missing(uncounted)
-    assert told.what == "cgroups" and "sockets" in told.reason and "cgroup v2" in told.remedy
+    (answer,) = probe.missing(uncounted)
+    assert answer.what == "cgroups" and "sockets" in answer.reason and "cgroup v2" in answer.remedy
 
 
 @pytest.mark.parametrize("blind", ["", BLIND])
 @pytest.mark.parametrize("absent", [(), ("memory",), ("cpu", "freezer"), ("pids",), ("memory", "pids", "cpu")])
 def test_nothing_is_claimed_and_missing_at_once(absent: tuple[str, ...], blind: str) -> None:
     found = probe.capabilities(machine(ALL._replace(**dict.fromkeys(absent, False)), blind=blind))
-    told = {each.what for each in found.missing}
+    answer = {each.what for each in found.missing}
     for name in Grades.__struct_fields__:
-        assert (f"grades.{name}" in told) == (getattr(found.grades, name) is EnforcedBy.NONE), name
-    assert ("pause" in told) == (found.pause is Pause.NONE)
-    assert ("cgroups" in told) == bool(absent)
+        assert (f"grades.{name}" in answer) == (getattr(found.grades, name) is EnforcedBy.NONE), name
+    assert ("pause" in answer) == (found.pause is Pause.NONE)
+    assert ("cgroups" in answer) == bool(absent)
 
 
 @pytest.mark.parametrize("abi", range(8))
 def test_landlock_is_missing_exactly_where_no_box_enters_a_domain(abi: int) -> None:
     """Boxes, `hutch providers` and `hutch doctor` agree from which version on it is used, and on the remedy."""
     enforced = landlock.Domain(abi).enforced
-    told = [each for each in probe.missing(machine(abi=abi)) if each.what == "landlock"]
+    answer = [each for each in probe.missing(machine(abi=abi)) if each.what == "landlock"]
     (finding,) = checks.landlock(Facts(landlock=abi))
-    assert (not told, finding.fix == "") == (enforced, enforced)
-    if told:
-        assert told[0].remedy == finding.fix == landlock.REMEDY
+    assert (not answer, finding.fix == "") == (enforced, enforced)
+    if answer:
+        assert answer[0].remedy == finding.fix == landlock.REMEDY
         assert "5.19" in finding.fix

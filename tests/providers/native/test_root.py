@@ -42,7 +42,7 @@ def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an ordinary user's mounts keep their ids")
 def test_the_owner_is_that_of_the_file_which_is_mounted(tmp_path: Path) -> None:
-    """Whoever may rename on the path must not choose another owner for it: root's id would come into the box."""
+    """A user who may rename on the path must not choose another owner for it: root's id would come into the box."""
     place = tmp_path / "allowed"
     place.mkdir()
     os.chown(place, 4242, 4242)

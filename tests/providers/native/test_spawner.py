@@ -131,7 +131,7 @@ async def test_a_killed_spawner_is_replaced_and_its_box_lives() -> None:
         await made.close()
         await native.destroy(made.record)
         await native.close()
-        # What the killed one left of its prestarted goes with the next keeper's first box.
+        # What the killed one left of its prestarted children is removed with the next keeper's first box.
         async with box(native):
             pass
 
@@ -289,14 +289,14 @@ async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatc
                 await make(native)
         assert "try again" in reported.value.remedy
         assert run_names(native) == []
-        async with box(native) as made:  # a new spawner looks anew
+        async with box(native) as made:  # a new spawner checks again
             assert await out(made, "echo limited") == "limited"
             assert made.record.data["groups"]
 
 
-async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:
-    """A child has the limits of the last order until it is assigned, and its guest may greet before its spawner has
-    written the new ones."""
+async def test_the_limits_hold_before_the_creation_is_answered() -> None:
+    """A child has the limits of the last order until it is assigned, and its guest may send its hello before its
+    spawner has written the new ones."""
     async with engine() as provider:
         for number in range(12):  # the first is made from the beginning, the others from prestarted children
             limits = LIMITS.but(pids=LIMITS.pids + number // 2 % 3)

@@ -18,7 +18,7 @@ from hutch.providers.native.watch.processes import BoxProcesses
 
 MB = 1024 * 1024
 
-# A stand-in for the guest: not dumpable, adopts orphans, starts what it is told, and reaps.
+# A stand-in for the guest: not dumpable, adopts orphans, starts what the test asks for, and reaps.
 GUEST = """
 import ctypes, signal, subprocess, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -196,7 +196,7 @@ def test_files_in_the_boxs_tmpfs_count(memory: MemoryWatchdog, guest: Guest, tmp
         holder.communicate()
 
 
-def test_dead_guest_is_never_looked_behind(memory: MemoryWatchdog, guest: Guest) -> None:
+def test_the_pid_of_a_dead_guest_is_never_watched(memory: MemoryWatchdog, guest: Guest) -> None:
     """Threat: its number may belong to a stranger by now; and no descriptor stays open."""
     before = len(os.listdir("/proc/self/fd"))
     guest.start(HOLD.format(size=100))

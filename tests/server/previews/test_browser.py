@@ -84,8 +84,8 @@ def test_a_page_its_websocket_and_its_events(context: BrowserContext, previews: 
         "() => { localStorage.a = 1; document.cookie = 'own=2'; return [localStorage.a, document.cookie]; }"
     )
     assert kept == ["1", "own=2"]
-    told = page.evaluate("async () => (await fetch('/echo')).json()")
-    assert {name.lower(): value for name, value in dict(told["headers"]).items()}["cookie"] == "own=2"
+    answer = page.evaluate("async () => (await fetch('/echo')).json()")
+    assert {name.lower(): value for name, value in dict(answer["headers"]).items()}["cookie"] == "own=2"
 
 
 # Each gets the victim's origin, and gives back whatever the hostile page could learn or do.
@@ -182,8 +182,8 @@ def test_cookies_do_not_cross(context: BrowserContext, previews: tuple[Preview, 
     page = context.new_page()
     page.goto(f"{victim.origin}/")
     assert page.inner_text("#hello") == "hello from the box"
-    told = page.evaluate("async () => (await fetch('/echo')).json()")
-    assert "tossed" not in str(told)
+    answer = page.evaluate("async () => (await fetch('/echo')).json()")
+    assert "tossed" not in str(answer)
     assert page.evaluate("() => document.cookie").find("hutch_preview") == -1
 
 
@@ -213,9 +213,9 @@ def test_the_path_form_has_an_origin_of_nobody(context: BrowserContext, previews
     assert page.evaluate("() => window.origin") == "null"
     for script in ("localStorage.secret", "document.cookie", "sessionStorage.secret", "indexedDB.databases()"):
         assert not page.evaluate(f"async () => {{ try {{ return await {script}; }} catch (error) {{ return ''; }} }}")
-    told = page.evaluate("async () => (await fetch('echo?a=1', {headers: {'X-Own': '1'}})).json()")
-    seen = {name.lower(): value for name, value in told["headers"]}
-    assert (told["target"], seen["x-own"], seen["host"]) == ("/echo?a=1", "1", "localhost:8000")
+    answer = page.evaluate("async () => (await fetch('echo?a=1', {headers: {'X-Own': '1'}})).json()")
+    seen = {name.lower(): value for name, value in answer["headers"]}
+    assert (answer["target"], seen["x-own"], seen["host"]) == ("/echo?a=1", "1", "localhost:8000")
     assert not {"cookie", "origin", "referer"} & set(seen)
     echoed = page.evaluate(
         """async () => {
@@ -241,7 +241,7 @@ def test_a_frame_of_another_site_may_show_a_preview(
 
 
 def test_the_page_of_a_closed_port_becomes_the_program(context: BrowserContext, owner: Client) -> None:
-    """Whoever waits at a closed port sees the program when it listens, without doing anything."""
+    """A visitor who waits at a closed port sees the program when it listens, without doing anything."""
     with previewed(owner, start=False) as preview:
         page = context.new_page()
         page.goto(preview.facts["url"])

@@ -22,7 +22,7 @@ FLAT_MB = 64
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server of its own, because its memory is looked at."""
+    """A server of its own, because its memory is measured."""
     with serving() as started:
         yield started
 
@@ -112,7 +112,7 @@ def test_two_hundred_visitors_and_a_gigabyte(server: Server) -> None:
 
 
 def test_a_visitor_who_does_not_read_makes_the_program_wait(server: Server) -> None:
-    """Nothing of an unread answer is kept but the windows on the way; others go on."""
+    """Nothing of an unread answer is kept but the windows on the way; others keep working."""
     owner = server.tcp(server.key("user", "load"))
     with previewed(owner) as preview:
         preview.visit("GET", "/")

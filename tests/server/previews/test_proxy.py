@@ -70,7 +70,7 @@ def test_an_early_answer_ends_a_long_upload(preview: Preview) -> None:
     connection.close()
 
 
-def test_events_arrive_while_the_answer_goes_on(preview: Preview) -> None:
+def test_events_arrive_while_the_answer_is_open(preview: Preview) -> None:
     with preview.open("GET", "/sse", Hutch_Preview=preview.token) as stream:
         assert stream.headers["content-type"] == "text/event-stream"
         got = b""
@@ -158,7 +158,7 @@ def test_a_closed_port_has_a_page_that_tries_again(owner: Client) -> None:
 
 
 def test_a_port_that_the_spec_names_is_waited_for(owner: Client) -> None:
-    """A request to a promised port waits for it, and so does whoever asks for the ports with `wait`."""
+    """A request to a promised port waits for it, and so does a caller who asks for the ports with `wait`."""
     with previewed(owner, start=False, ports=[PORT]) as preview:
         assert owner.call("GET", f"{preview.path}/ports?wait=0.3").json()["code"] == "timeout"
         owner.good("PUT", f"{preview.path}/files/content?path=app.py", APP)
@@ -205,14 +205,14 @@ def test_ports_are_events_when_they_appear_and_go(owner: Client) -> None:
         owner.good("GET", f"{path}/ports")
         job = start_app(owner, path)
 
-        def told() -> list[tuple[str, str, str]]:
+        def reply() -> list[tuple[str, str, str]]:
             box = path.rpartition("/")[2]
             events = owner.good("GET", f"/v1/events?box={box}&limit=1000")["events"]
             return [(each["old"], each["new"], each["reason"]) for each in events if each["kind"] == "port"]
 
-        until(lambda: told() == [("", str(PORT), f"port {PORT} opened by python3")])
+        until(lambda: reply() == [("", str(PORT), f"port {PORT} opened by python3")])
         owner.good("POST", f"{path}/jobs/{job}/signal", {"number": 9})
-        until(lambda: told()[1:] == [(str(PORT), "", f"port {PORT} closed")])
+        until(lambda: reply()[1:] == [(str(PORT), "", f"port {PORT} closed")])
 
 
 def test_receipts_and_metrics_know_previews(server: Server, owner: Client) -> None:

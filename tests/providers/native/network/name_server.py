@@ -1,4 +1,4 @@
-"""A name server for tests: answers what it is told to, keeps what it was asked."""
+"""A name server for tests: gives the answers of the test, and keeps the questions."""
 
 import socket
 import struct

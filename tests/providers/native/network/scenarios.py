@@ -150,7 +150,7 @@ def private_ranges() -> None:
 
 
 def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = reached) -> None:
-    """A new keeper finds the box online, gives others a network too, and all of it goes."""
+    """A new keeper finds the box online, gives others a network too, and all of it is removed."""
 
     async def act() -> None:
         dead = names_held()
@@ -270,7 +270,7 @@ def killed_workers() -> None:
 
 @scenario
 def killed_helper() -> None:
-    """Nobody is left to mend it: the box is told of it in every way there is, and new boxes are online."""
+    """Nobody is left to mend it: the box reports it in every way there is, and new boxes are online."""
 
     async def act(place: House) -> None:
         async with place.opened() as hutch, hutch.box(network="on") as box:
@@ -291,7 +291,7 @@ def killed_helper() -> None:
             async with hutch.box(network="on") as other:
                 assert await reached(other) == ONLINE
                 assert (await other.info()).reason != OFFLINE
-            assert [event.box_id for event in await told(hutch)] == [box.id]
+            assert [event.box_id for event in await answer(hutch)] == [box.id]
         until(lambda: not joined(), "the kernel has taken down the links of the dead boxes")
         await prune_all(place)
         until_nothing_is_left(place)
@@ -300,7 +300,7 @@ def killed_helper() -> None:
         with Netlink() as link:
             return [name for name in link.links() if re.fullmatch(r"hv[0-9a-f]{6}-\d+", name)]
 
-    async def told(hutch: Hutch) -> list[Event]:
+    async def answer(hutch: Hutch) -> list[Event]:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             found = [event for event in await hutch.events() if event.kind == "warning" and event.reason == OFFLINE]
@@ -351,7 +351,7 @@ def hutch(place: House, *arguments: str) -> str:
 
 @scenario
 def left_by_the_command_line() -> None:
-    """`hutch box create` ends at once; the box it made is online for whoever asks for it next."""
+    """`hutch box create` ends at once; the box it made is online for the next session that asks for it."""
     with house() as place:
         box_id = hutch(place, "box", "create", "--net", "on")
         assert hutch(place, "box", "exec", box_id, "--", "sh", "-c", CONNECT) == "connected"
@@ -397,7 +397,7 @@ def orphans() -> list[str]:
 
 @scenario
 def tried_in_vain() -> None:
-    """All parts are there, and nothing comes through: nobody is promised a network, and everybody hears why."""
+    """All parts are there, and nothing comes through: nobody is promised a network, and every caller learns why."""
     with house() as place:
         found = doctors_word(place)
         assert found["state"] == "warn" and "would not come through" in found["found"] and found["fix"], found

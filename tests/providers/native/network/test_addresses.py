@@ -51,7 +51,7 @@ def test_a_share_avoids_every_route_of_the_machine() -> None:
         assert not any(share.overlaps(each) for each in taken)
 
 
-def test_a_machine_that_routes_the_whole_pool_is_told_so() -> None:
+def test_a_machine_that_routes_the_whole_pool_gets_an_error() -> None:
     with pytest.raises(addresses.RangesFull, match=r"198\.18\.0\.0/15"):
         addresses.shares(POOL, "abcdef", [net("198.16.0.0/12")])
 

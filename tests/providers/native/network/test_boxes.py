@@ -49,7 +49,7 @@ def test_a_box_keeps_its_network_when_its_keeper_is_killed(forwarding: str, kill
 
 
 def test_a_box_is_online_again_when_a_helper_was_killed(forwarding: str) -> None:
-    """With a keeper and without one: whoever does the work of the network is replaced."""
+    """With a keeper and without one: a dead worker of the network is replaced."""
     run_scenario("killed_workers", forwarding=forwarding)
 
 

@@ -86,7 +86,7 @@ def test_over_tcp_a_resolver_that_refuses_is_an_answer_too(topology: Topology, r
             assert client.recv(4096)[5] & 0xF == SERVFAIL
 
 
-def test_what_is_no_query_goes_nowhere(topology: Topology, resolv_conf: Path) -> None:
+def test_a_malformed_query_is_not_forwarded(topology: Topology, resolv_conf: Path) -> None:
     """A box gets no tunnel to the resolver: updates, answers, junk and two questions stop here."""
     good = query("good.test")
     update = good[:2] + b"\x28\x00" + good[4:]

@@ -108,18 +108,18 @@ def test_the_machine_is_refused_at_every_address(still_topology: Topology, uid: 
 
 def test_an_address_the_machine_gets_later_is_refused_too(still_topology: Topology, uid: int) -> None:
     late = "198.51.100.8"
-    ready, told = os.pipe()
+    ready, reply = os.pipe()
     added, go_on = os.pipe()
 
     def scenario() -> list[Any]:
         uplink = open_uplink()
         box = box_namespace()
         uplink.connect(box)
-        os.write(told, b"1")
+        os.write(reply, b"1")
         os.read(added, 1)
         deadline = time.monotonic() + TIMEOUT
         while connect(box, late) == "connected" and time.monotonic() < deadline:
-            time.sleep(0.02)  # the helper hears of it from the kernel, as soon as it runs
+            time.sleep(0.02)  # the kernel notifies the helper, as soon as it runs
         facts = [connect(box, late), connect(box, OUTSIDE), uplink.handle()]
         uplink.close()
         return facts
@@ -132,7 +132,7 @@ def test_an_address_the_machine_gets_later_is_refused_too(still_topology: Topolo
     helper = in_fork(add_when_ready)
     assert run_apart(still_topology, scenario, uid=uid) == ["EHOSTUNREACH", "connected", True]
     os.waitpid(helper, 0)
-    for each in (ready, told, added, go_on):
+    for each in (ready, reply, added, go_on):
         os.close(each)
 
 
@@ -201,7 +201,7 @@ class HelperProcesses(NamedTuple):
     @classmethod
     def of(cls, owner: int) -> "HelperProcesses":
         """Once they are all there: a dead worker may not be replaced yet, nor the anchor gone that pasta comes in by.
-        The pasta of a dead worker carries for a moment more, so that being connected does not tell."""
+        The pasta of a dead worker carries for a moment more, so that being connected proves nothing."""
         deadline = time.monotonic() + TIMEOUT
         while True:
             with suppress(FileNotFoundError, ProcessLookupError, ValueError):
@@ -216,13 +216,13 @@ class HelperProcesses(NamedTuple):
 
 def test_helper_and_pasta_end_with_a_killed_owner(still_topology: Topology, uid: int) -> None:
     """Nothing is left after kill -9: not even where a box holds a copy of the owner's descriptors."""
-    ready, told = os.pipe()
+    ready, reply = os.pipe()
 
     def owner() -> None:
         def scenario() -> None:
             uplink = open_uplink()
             box = in_fork(lambda: time.sleep(uplink.fileno() and TIMEOUT * 2))
-            os.write(told, f"{os.getpid()} {box}".encode())
+            os.write(reply, f"{os.getpid()} {box}".encode())
             signal.pause()
 
         run_apart(still_topology, scenario, uid=uid)
@@ -240,11 +240,11 @@ def test_helper_and_pasta_end_with_a_killed_owner(still_topology: Topology, uid:
             os.kill(each, signal.SIGKILL)
         os.waitpid(outer, 0)
         os.close(ready)
-        os.close(told)
+        os.close(reply)
 
 
 def until_connected(box: int) -> str:
-    """Whoever connects in the moment without pasta is refused; the last refusal, if it never works again."""
+    """A connection in the moment without pasta is refused; the last refusal, if it never works again."""
     deadline = time.monotonic() + TIMEOUT
     while (found := connect(box, OUTSIDE)) != "connected" and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -297,7 +297,7 @@ def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_top
         uplink = open_uplink()
         box = box_namespace()
         uplink.connect(box)
-        # As if the last worker had died before it heard of this address.
+        # As if the last worker had died before it learned this address.
         apply_in_namespace(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
         facts = [connect(box, SECOND)]
         kill(HelperProcesses.of(os.getpid()).worker)

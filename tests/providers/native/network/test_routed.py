@@ -263,7 +263,7 @@ def killed_with_a_box(topology: Topology, box: int) -> str:
 
 
 def until_swept(topology: Topology, expected: set[str]) -> None:
-    """The kernel takes the namespaces of the dead down when it likes, and the helper goes after that."""
+    """The kernel takes the namespaces of the dead down when it likes, and the helper ends after that."""
     deadline = time.monotonic() + TIMEOUT
     swept: set[str] = set()
     while swept != expected and time.monotonic() < deadline:
@@ -347,9 +347,9 @@ def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_reme
             return [str(plan.usable), plan.reason, plan.remedy, str(error), error.remedy]
         return ["not refused"]
 
-    usable, reason, remedy, message, told = run_apart(topology, scenario)
+    usable, reason, remedy, message, answer = run_apart(topology, scenario)
     assert usable == "False" and "ip_forward is 0" in reason and reason in message
-    assert "sysctl -w net.ipv4.ip_forward=1" in remedy and remedy == told
+    assert "sysctl -w net.ipv4.ip_forward=1" in remedy and remedy == answer
     with in_namespace(topology.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
         assert file.read() == "0\n"
 

@@ -18,7 +18,7 @@ def test_a_name_is_there_while_somebody_holds_it() -> None:
     assert not uplink_name.stands(TAG)
 
 
-def test_who_cannot_ask_says_nothing_bad() -> None:
+def test_a_name_that_cannot_be_checked_counts_as_held() -> None:
     """A keeper that is out of descriptors for a moment must not take its boxes for lost."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))

@@ -136,10 +136,10 @@ def run_apart(topology: Topology, scenario: Callable[[], object], *, uid: int = 
         os._exit(0)
     os.close(write)
     with open(read) as file:
-        told = json.load(file)
+        reply = json.load(file)
     os.waitpid(pid, 0)
-    assert "failed" not in told, told["failed"]
-    return told["result"]
+    assert "failed" not in reply, reply["failed"]
+    return reply["result"]
 
 
 def open_tun_to_everybody() -> None:
@@ -152,17 +152,17 @@ def open_tun_to_everybody() -> None:
 
 def box_namespace() -> int:
     """A network namespace that belongs to a user namespace of its own, below the caller's, as a box's does."""
-    ready, told = os.pipe()
+    ready, reply = os.pipe()
     pid = os.fork()
     if pid == 0:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         unshare_mapped(os.geteuid(), os.getegid())
-        os.write(told, b"1")
+        os.write(reply, b"1")
         signal.pause()
     os.read(ready, 1)
     descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(ready)
-    os.close(told)
+    os.close(reply)
     return descriptor
