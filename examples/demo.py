@@ -53,7 +53,7 @@ async def show_the_wall(hutch: Hutch) -> None:
 
 
 async def show_limits(hutch: Hutch) -> None:
-    print("\nLimits bite, the box survives, and the agent is told why and what to do")
+    print("\nLimits hold, the box survives, and the agent learns why and what to do")
     attacks = {
         "eats memory": "python3 -c 'x = bytes([1]) * (400 << 20)'",
         "a fork bomb": "python3 -c 'import os\nwhile True: os.fork()'",
