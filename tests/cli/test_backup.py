@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Invalid
-from hutch.keeper.backup import read_backup
-from hutch.keeper.backup import write_backup as write
+from hutch.keeper.archives.backup import read_backup
+from hutch.keeper.archives.backup import write_backup as write
 from hutch.model.boxes import State
 from hutch.sync import Hutch
 from tests.cli.cli_process import HUTCH

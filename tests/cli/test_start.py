@@ -17,7 +17,7 @@ HEAVY = frozenset({
 OTHERS_NEED = frozenset({
     "hutch.api", "hutch.client", "hutch.guest.files.trees", "hutch.images.store",
     "hutch.keeper.access.beside_lease", "hutch.keeper.access.files", "hutch.keeper.access.scopes",
-    "hutch.keeper.export",
+    "hutch.keeper.archives.export",
     "hutch.keeper.questions", "hutch.keeper.receipts.chain", "hutch.keeper.receipts.ledger",
     "hutch.keeper.receipts.queue", "hutch.keeper.skills.builds", "hutch.keeper.owner_view",
     "hutch.keeper.store.sqlite", "hutch.model.status", "hutch.policy.permissions",

@@ -14,7 +14,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import Invalid, QuotaExceeded, Refused
-from hutch.keeper import bundles, export
+from hutch.keeper.archives import bundles, export
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ def test_many_entries_are_not_all_held(place: Path) -> None:
 def _unpacked_by_a_small_process(place: Path) -> str:
     script = (
         "import resource, sys; from pathlib import Path; from hutch.errors import HutchError\n"
-        "from hutch.keeper import bundles\n"
+        "from hutch.keeper.archives import bundles\n"
         "resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))\n"
         "try: bundles.unpack(Path(sys.argv[1]), Path(sys.argv[2])); print('fine')\n"
         "except HutchError as error: print(type(error).__name__)\n"

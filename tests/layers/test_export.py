@@ -9,7 +9,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import Invalid
-from hutch.keeper import checkpoint_history
+from hutch.keeper.archives import checkpoint_history
 from tests.layers.test_states import shell
 
 

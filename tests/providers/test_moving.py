@@ -14,7 +14,7 @@ import pytest
 from hutch import Hutch
 from hutch.api import Box
 from hutch.errors import FileMissing, HutchError, Invalid
-from hutch.keeper import bundles, export
+from hutch.keeper.archives import bundles, export
 from tests.cli.cli_process import hutch as command
 from tests.providers import daemons, rootfs
 

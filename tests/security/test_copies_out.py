@@ -13,7 +13,7 @@ from tests.server.serving import serving
 from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
 from hutch.guest.files.trees import DATA, HOLE, PIECE
-from hutch.keeper.system_archive import OVERHEAD_BYTES, SystemArchive
+from hutch.keeper.archives.system_archive import OVERHEAD_BYTES, SystemArchive
 from hutch.providers.guest_client.local_trees import unpacked
 from hutch.providers.guest_client.trees import max_copy_bytes
 

@@ -30,11 +30,12 @@ ALLOWED = {
         "images/pull", "images/store", "images/uses",
     ),
     "a draft of Hutch's own: a body that was sent, a box on its way out": (
-        "server/handlers/box/export", "keeper/export", "keeper/bundles", "keeper/checkpoint_history",
+        "server/handlers/box/export", "keeper/archives/export", "keeper/archives/bundles",
+        "keeper/archives/checkpoint_history",
     ),
     "the user's own paths, for the command line and programs that embed Hutch; no server calls it (see below)": (
-        "images/archives", "images/credentials", "images/layers/diff", "keeper/access/files", "keeper/backup",
-        "mcp/hosting/client_files", "skills/sources",
+        "images/archives", "images/credentials", "images/layers/diff", "keeper/access/files",
+        "keeper/archives/backup", "mcp/hosting/client_files", "skills/sources",
     ),
     "below directories that the operator shares with LangBot; where a path really leads is checked on its descriptor": (
         "server/langbot/artifacts", "server/langbot/shared_roots",

@@ -121,7 +121,7 @@ class Hutch:
         name: str | None = None,
     ) -> BoxHandle:  # fmt: skip
         """Create a box from a file that `Box.export` wrote."""
-        from hutch.keeper import export  # It loads archives, which few callers need.
+        from hutch.keeper.archives import export  # It loads archives, which few callers need.
 
         await self._start()
         spool = self._keeper.config.state_dir / "spool"

@@ -24,7 +24,7 @@ class Backup(CliCommand):
         parser.add_argument("--no-images", action="store_true", help="leave out images, which can be pulled again")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
-        from hutch.keeper.backup import write_backup
+        from hutch.keeper.archives.backup import write_backup
 
         config, file = load_config(arguments), Path(arguments.file)
         with progress(f"backing up {config.state_dir}") as state:
@@ -50,7 +50,7 @@ class Restore(CliCommand):
         parser.add_argument("file", metavar="FILE", help="a file of `hutch backup`")
 
     async def run_async(self, arguments: argparse.Namespace) -> int:
-        from hutch.keeper.backup import read_backup
+        from hutch.keeper.archives.backup import read_backup
 
         config, file = load_config(arguments), Path(arguments.file)
         with progress(f"restoring {file}") as state:

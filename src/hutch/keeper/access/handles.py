@@ -442,7 +442,7 @@ class BoxHandle:
         await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 
     async def export(self, file: str | Path) -> Moved:
-        from hutch.keeper.export import export_box  # It loads archives, which few callers need.
+        from hutch.keeper.archives.export import export_box  # It loads archives, which few callers need.
 
         return await export_box(self, file)
 

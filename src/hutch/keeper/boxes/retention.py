@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hutch.errors import Conflict, HutchError, Refused, Unsupported
-from hutch.keeper import export
 from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.archives import export
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper

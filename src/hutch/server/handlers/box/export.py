@@ -8,8 +8,8 @@ from typing import Any
 
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.views import box_info
-from hutch.keeper.export import export_box, import_box
-from hutch.keeper.system_archive import OVERHEAD_BYTES
+from hutch.keeper.archives.export import export_box, import_box
+from hutch.keeper.archives.system_archive import OVERHEAD_BYTES
 from hutch.model.record import Record
 from hutch.server.access import using
 from hutch.server.handlers.box.files import DOWNLOAD_HEADERS

@@ -21,10 +21,10 @@ import msgspec
 
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
-from hutch.keeper import bundles, checkpoint_history
-from hutch.keeper.checkpoint_history import CarriedCheckpoint, Tree
+from hutch.keeper.archives import bundles, checkpoint_history
+from hutch.keeper.archives.checkpoint_history import CarriedCheckpoint, Tree
+from hutch.keeper.archives.system_archive import SystemArchive
 from hutch.keeper.locks import run_uncancelled
-from hutch.keeper.system_archive import SystemArchive
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
