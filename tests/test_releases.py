@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.requests import decode_answer
+from hutch.client.transport.requests import decode_answer
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.keeper.boxes.records import SCHEMA
 from hutch.keeper.boxes.states import States

@@ -14,8 +14,8 @@ from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
     from hutch.api.race import Race, Score, Task
-    from hutch.client.heartbeat import ConnectionListener, Rhythm
     from hutch.client.remote import RemoteHutch
+    from hutch.client.transport.heartbeat import ConnectionListener, Rhythm
     from hutch.keeper.keeper import Keeper
     from hutch.mcp.hosting.local import LocalMcpServers
 

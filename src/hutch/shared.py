@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hutch import api
-from hutch.client.heartbeat import Rhythm
 from hutch.client.remote import RemoteHutch
-from hutch.client.requests import Server
+from hutch.client.transport.heartbeat import Rhythm
+from hutch.client.transport.requests import Server
 from hutch.errors import BoxBusy, HeldElsewhere
 from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.embedded import Hutch as EmbeddedHutch

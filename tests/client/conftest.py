@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from tests.server.serving import Server, serving
 
 QUICK = Rhythm(

@@ -13,7 +13,7 @@ import pytest
 from hutch import Hutch, api
 from hutch.client.disabled import DisabledHutch
 from hutch.client.remote import RemoteHutch
-from hutch.client.requests import _error
+from hutch.client.transport.requests import _error
 from hutch.config import announcement
 from hutch.errors import ConfigError, Disabled, HutchError, Invalid
 from hutch.keeper.embedded import Hutch as EmbeddedHutch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from hutch.errors import HutchError, Unavailable
 from hutch.model.status import Condition
 from tests.client.conftest import QUICK

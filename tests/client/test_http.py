@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hutch.client.connections import ConnectionPool, address_of
-from hutch.client.http import ConnectionBroken, NotConnected, Response
+from hutch.client.transport.connections import ConnectionPool, address_of
+from hutch.client.transport.http import ConnectionBroken, NotConnected, Response
 from hutch.errors import Unavailable
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

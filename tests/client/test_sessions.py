@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.heartbeat import Rhythm
 from hutch.client.remote import RemoteHutch
-from hutch.client.requests import BOXES_PER_BEAT
+from hutch.client.transport.heartbeat import Rhythm
+from hutch.client.transport.requests import BOXES_PER_BEAT
 from hutch.errors import BoxBusy, LeaseLost
 from hutch.model.boxes import Lease
 from tests.client.conftest import QUICK

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from hutch.errors import HutchError
 from tests.client.test_connection import restart
 from tests.proofs import write

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.connections import address_of
 from hutch.client.handle import Handle
-from hutch.client.requests import Server as Reached
 from hutch.client.transfer import copy_out
+from hutch.client.transport.connections import address_of
+from hutch.client.transport.requests import Server as Reached
 from hutch.errors import Unavailable
 from tests.client.conftest import QUICK
 from tests.client.test_connection import unix

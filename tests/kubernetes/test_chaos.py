@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from hutch import Hutch
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from hutch.errors import Gone, HutchError, NotFound
 from hutch.providers.kubernetes import manifests
 from hutch.providers.kubernetes.pods import Phase, phase

@@ -12,10 +12,11 @@ from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, NetworkMode, Retention
 from hutch.providers import registry
 from hutch.providers.base import Leftover
-from hutch.providers.docker import cleanup, container_spec, images
+from hutch.providers.docker import cleanup, container_spec
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker.container_spec import BoxParameters
 from hutch.providers.docker.engine.dialect import DOCKER
+from hutch.providers.docker.objects import images
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from hutch.providers.guest_bundle.pack import GuestBundle
 from tests.providers import daemons, rootfs

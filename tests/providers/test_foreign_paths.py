@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hutch.errors import Invalid, Refused
-from hutch.providers.docker.path_rules import engine_path
+from hutch.providers.docker.objects.path_rules import engine_path
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ sys.platform = {platform!r}
 import hutch
 from hutch import Hutch
 from hutch.client.remote import RemoteHutch
-from hutch.providers.docker.path_rules import engine_path
+from hutch.providers.docker.objects.path_rules import engine_path
 print(hutch.__version__)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -17,7 +17,7 @@ from hutch.providers.docker import probe
 from hutch.providers.docker.engine import info as engine_info
 from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.engine.endpoint import Endpoint, parse
-from hutch.providers.docker.helper_containers import BASE
+from hutch.providers.docker.objects.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
 from hutch.providers.guest_bundle.pack import HOME, guest_bundle
 from tests.providers import daemons, rootfs

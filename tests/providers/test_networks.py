@@ -12,7 +12,8 @@ import pytest
 from hutch.errors import EngineError, Unsupported
 from hutch.model.spec import NetworkMode
 from hutch.providers.base import Command
-from hutch.providers.docker import labels, networks
+from hutch.providers.docker import labels
+from hutch.providers.docker.objects import networks
 from hutch.providers.guest_bundle.pack import guest_bundle
 from tests.providers import daemons
 from tests.providers.making import box, order, run

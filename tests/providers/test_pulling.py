@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hutch.errors import Invalid, NotFound, Unsupported
-from hutch.providers.docker import images
-from hutch.providers.docker.images import HUB, Images, credentials, parse
+from hutch.providers.docker.objects import images
+from hutch.providers.docker.objects.images import HUB, Images, credentials, parse
 from hutch.providers.docker.settings import Pull
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, run

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hutch import Hutch
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from hutch.errors import HutchError
 
 T = TypeVar("T")

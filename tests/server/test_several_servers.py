@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from hutch import Box, Hutch
-from hutch.client.heartbeat import Rhythm
+from hutch.client.transport.heartbeat import Rhythm
 from hutch.config import Config
 from hutch.errors import BoxBusy, ConfigError, HeldElsewhere
 from tests.keeper.postgres_server import database as database

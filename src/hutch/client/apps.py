@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.api.apps import ANSWER_SECONDS
-from hutch.client.requests import Repeat
+from hutch.client.transport.requests import Repeat
 from hutch.model.apps import AppInfo, TemplateInfo
 from hutch.model.boxes import Preview
 from hutch.model.ids import is_box_id

@@ -10,7 +10,7 @@ from hutch.client.code import RemoteKernels
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireAttempt, WireResult, start_job
-from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
+from hutch.client.transport.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound, Timeout
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved, PortInfo, Preview, State

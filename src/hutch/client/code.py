@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hutch.client.handle import Handle
-from hutch.client.requests import Repeat, decode_answer
+from hutch.client.transport.requests import Repeat, decode_answer
 from hutch.errors import HutchError, Unavailable
 from hutch.model.code import CodeError, CodePiece, CodeResult, Display, KernelInfo
 from hutch.model.record import encode_json

@@ -7,8 +7,8 @@ from typing import Any
 
 from hutch.client import transfer
 from hutch.client.handle import Handle
-from hutch.client.http import ConnectionBroken
-from hutch.client.requests import BYTES, Repeat
+from hutch.client.transport.http import ConnectionBroken
+from hutch.client.transport.requests import BYTES, Repeat
 from hutch.client.watch import RemoteWatch
 from hutch.errors import FileTooLarge
 from hutch.model.arguments import as_bytes

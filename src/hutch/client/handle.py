@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
-from hutch.client.requests import Repeat, Server
+from hutch.client.transport.http import Body, ConnectionBroken, NotConnected, Response
+from hutch.client.transport.requests import Repeat, Server
 from hutch.errors import Conflict, Gone, HeldElsewhere, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from hutch.client.handle import Handle
-from hutch.client.http import ConnectionBroken, Response
-from hutch.client.requests import BYTES, Repeat, decode_answer
+from hutch.client.transport.http import ConnectionBroken, Response
+from hutch.client.transport.requests import BYTES, Repeat, decode_answer
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
 from hutch.model.layers import Attempt, Diff
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.remote import RemoteHutch
+from hutch.client.transport.heartbeat import ConnectionListener, Rhythm
 from hutch.config import announcement
 from hutch.errors import ConfigError
 from hutch.logs import log

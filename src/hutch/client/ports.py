@@ -4,7 +4,7 @@ import json
 from typing import Any, Self
 
 from hutch.client.handle import Handle
-from hutch.client.http import NotConnected
+from hutch.client.transport.http import NotConnected
 from hutch.errors import HutchError, PortClosed, Unavailable, Unsupported
 
 try:

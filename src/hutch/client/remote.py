@@ -15,11 +15,11 @@ import msgspec
 
 from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, checked_name
-from hutch.client.connections import address_of
 from hutch.client.handle import OtherServers, following
-from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.hooks import ClientHooks
-from hutch.client.requests import Repeat, Server, convert_answer
+from hutch.client.transport.connections import address_of
+from hutch.client.transport.heartbeat import ConnectionListener, Rhythm
+from hutch.client.transport.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event, State
 from hutch.model.capabilities import Capabilities

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hutch.client.boxes import checked_name
-from hutch.client.requests import NDJSON, Repeat, Server, convert_answer
+from hutch.client.transport.requests import NDJSON, Repeat, Server, convert_answer
 from hutch.model.boxes import VolumeInfo
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool
 from hutch.model.questions import Answer, AskRequest, QuestionInfo

@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import api
 from hutch.client.boxes import checked_name
-from hutch.client.requests import Repeat
+from hutch.client.transport.requests import Repeat
 from hutch.model.skills import (
     FoundSkill,
     SkillBinding,

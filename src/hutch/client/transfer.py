@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from hutch.client.handle import Handle
-from hutch.client.requests import BYTES, Repeat, decode_answer
+from hutch.client.transport.requests import BYTES, Repeat, decode_answer
 from hutch.errors import FileMissing
 from hutch.model.boxes import Moved
 from hutch.providers.guest_client.answers import Copied

@@ -5,8 +5,8 @@ from collections import deque
 from typing import Any, Self
 
 from hutch.client.handle import Handle
-from hutch.client.http import ConnectionBroken
-from hutch.client.requests import NDJSON, convert_answer, decode_answer
+from hutch.client.transport.http import ConnectionBroken
+from hutch.client.transport.requests import NDJSON, convert_answer, decode_answer
 from hutch.errors import HutchError
 from hutch.model.files import Change
 

@@ -11,11 +11,11 @@ from hutch.providers.docker.engine import endpoint
 from hutch.providers.docker.engine import info as engine_info
 from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.engine.info import EngineInfo
-from hutch.providers.docker.guest_volume import GuestVolume
-from hutch.providers.docker.helper_containers import BASE, ensure_base_image, why_not_shared
-from hutch.providers.docker.images import ARCHITECTURES, Images
-from hutch.providers.docker.networks import NetworkWalls
-from hutch.providers.docker.path_rules import engine_path, translated
+from hutch.providers.docker.objects.guest_volume import GuestVolume
+from hutch.providers.docker.objects.helper_containers import BASE, ensure_base_image, why_not_shared
+from hutch.providers.docker.objects.images import ARCHITECTURES, Images
+from hutch.providers.docker.objects.networks import NetworkWalls
+from hutch.providers.docker.objects.path_rules import engine_path, translated
 from hutch.providers.docker.settings import Settings
 from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 

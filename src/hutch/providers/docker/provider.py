@@ -10,7 +10,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.images import ImageDefaults
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import Instance, InstanceRecord, Leftover, Provider
-from hutch.providers.docker import cleanup, container_spec, context, guests, mounts, networks
+from hutch.providers.docker import cleanup, container_spec, context, guests
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
@@ -19,12 +19,13 @@ from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine.api import Engine, Json
 from hutch.providers.docker.engine.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine.http import EngineRefused
-from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.instance import ContainerInstance, Reached
 from hutch.providers.docker.lanes import FastLane
 from hutch.providers.docker.layers.box_files import BoxFiles
 from hutch.providers.docker.layers.replacement import recovered, volumes_of
 from hutch.providers.docker.layers.state_volumes import StateVolumes
+from hutch.providers.docker.objects import mounts, networks
+from hutch.providers.docker.objects.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice
 
 if TYPE_CHECKING:

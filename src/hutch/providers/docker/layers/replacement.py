@@ -13,13 +13,14 @@ from typing import Any
 from hutch.errors import Conflict, NotFound
 from hutch.model.spec import Order
 from hutch.providers.base import InstanceRecord
-from hutch.providers.docker import container_spec, images, mounts
+from hutch.providers.docker import container_spec
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker.container_spec import Bind, BoxParameters, ImageFacts
 from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine.api import Json
 from hutch.providers.docker.instance import ContainerInstance, Reached
 from hutch.providers.docker.layers.box_files import BoxFiles, Spool
+from hutch.providers.docker.objects import images, mounts
 
 Reach = Callable[[InstanceRecord, Order, ImageFacts, Json], Reached]
 """Says how a new container is reached, given what the engine reports about it."""

@@ -18,8 +18,8 @@ from hutch.errors import EngineError, NotFound
 from hutch.providers.docker import labels
 from hutch.providers.docker.engine.api import Engine
 from hutch.providers.docker.engine.http import Upload
-from hutch.providers.docker.helper_containers import ensure_base_image, helper_container
 from hutch.providers.docker.layers.box_files import Spool, spool
+from hutch.providers.docker.objects.helper_containers import ensure_base_image, helper_container
 
 _STATE = re.compile(r"[a-z0-9]{20}-s[0-9a-f]{12}")
 _PLACE, _FILE = "/state", "files"

@@ -19,8 +19,8 @@ from hutch.providers.docker import container_spec
 from hutch.providers.docker.container_spec import Bind
 from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine.api import Engine
-from hutch.providers.docker.helper_containers import helper_container, why_not_shared
-from hutch.providers.docker.path_rules import engine_path, translated
+from hutch.providers.docker.objects.helper_containers import helper_container, why_not_shared
+from hutch.providers.docker.objects.path_rules import engine_path, translated
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.link import Link
 

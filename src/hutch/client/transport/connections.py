@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from hutch.client.http import Body, Connection, ConnectionBroken, NotConnected, Response
+from hutch.client.transport.http import Body, Connection, ConnectionBroken, NotConnected, Response
 from hutch.errors import Invalid
 
 if TYPE_CHECKING:

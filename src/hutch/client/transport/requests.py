@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.client.connections import Address, ConnectionPool, HeartbeatConnection
-from hutch.client.heartbeat import ConnectionListener, Heartbeat, Rhythm
-from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
+from hutch.client.transport.connections import Address, ConnectionPool, HeartbeatConnection
+from hutch.client.transport.heartbeat import ConnectionListener, Heartbeat, Rhythm
+from hutch.client.transport.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.compatibility import convert_newer, decode_newer
