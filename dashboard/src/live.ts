@@ -10,9 +10,9 @@ const SAMPLES_KEPT = 150;
 const LONGEST_PAUSE = 15_000;
 const SILENCE = 20_000;
 
-/** A box, and the moment of the server's clock at which its remaining time was told. */
+/** A box, and the moment of the server's clock for which its remaining time was given. */
 export interface LiveBox extends BoxInfo {
-  told_at: number;
+  measured_at: number;
 }
 
 export interface Usages {
@@ -33,7 +33,7 @@ interface LiveState {
   events: readonly BoxEvent[];
   questions: readonly Question[];
   usages: ReadonlyMap<string, Usages>;
-  /** How often the server has told usages; it does so every two seconds. */
+  /** How often the server has sent usages; it does so every two seconds. */
   ticks: number;
   numbers: Numbers | null;
   /** The server's numbers over the last minutes, oldest first. */
@@ -50,7 +50,7 @@ const EMPTY: LiveState = {
 export const live = new Store<LiveState>(EMPTY);
 let current: AbortController | null = null;
 
-/** Begin anew, for another session or another choice of owners. */
+/** Begin again, for another session or another choice of owners. */
 export function connect(): void {
   disconnect();
   current = new AbortController();
@@ -73,7 +73,7 @@ async function follow(signal: AbortSignal): Promise<void> {
     const attempt = new AbortController();
     const stop = () => attempt.abort();
     signal.addEventListener("abort", stop);
-    // A connection whose other end has vanished without a word is noticed by its silence.
+    // A connection whose other end has vanished is noticed by its silence.
     let alarm = setTimeout(stop, SILENCE);
     let first = true;
     try {
@@ -108,10 +108,10 @@ function take(message: LiveMessage, first: boolean): void {
   if (first || message.boxes.length || message.gone.length) {
     const boxes = new Map(first ? [] : state.boxes);
     for (const id of message.gone) boxes.delete(id);
-    for (const box of message.boxes) boxes.set(box.id, { ...box, told_at: message.now });
+    for (const box of message.boxes) boxes.set(box.id, { ...box, measured_at: message.now });
     change.boxes = boxes;
   }
-  // The stream tells events before the store numbers them, so they are numbered here. A stream that is opened again
+  // The stream sends events before the store numbers them, so they are numbered here. A stream that is opened again
   // begins with those of the last minutes.
   const newest = state.events[0]?.at ?? 0;
   const events = message.events.filter((event) => !first || event.at > newest).map((event) => ({ ...event, seq: (numbered += 1) }));

@@ -114,8 +114,8 @@ async function* pieces(response: Response, separator: string): AsyncGenerator<st
 
 async function asError(response: Response): Promise<ApiError> {
   try {
-    const told = await response.json();
-    return new ApiError(response.status, told.code, told.message, told.remedy, told.details ?? {});
+    const body = await response.json();
+    return new ApiError(response.status, body.code, body.message, body.remedy, body.details ?? {});
   } catch {
     return new ApiError(response.status, "internal", `The server answered ${response.status}.`);
   }

@@ -22,7 +22,7 @@ export const zh = {
   "Arguments (JSON)": "参数（JSON）",
   "At most": "上限",
   Audit: "审计",
-  "Below is what it sent last. It loads anew when a program listens there again.": "下面是它最后发送的内容。有程序再次监听时会重新加载。",
+  "Below is what it sent last. It loads again when a program listens there again.": "下面是它最后发送的内容。有程序再次监听时会重新加载。",
   Box: "沙箱",
   "Box or log": "沙箱或日志",
   Boxes: "沙箱",

@@ -21,7 +21,7 @@ export function Apps({ id }: { id?: string }) {
   const [making, setMaking] = useState(false);
   const [expected, setExpected] = useState("");
   const [moving, setMoving] = useState(false);
-  // The stream tells states of boxes, not of the programs in them: while one starts, each tick of the stream is a reason to look.
+  // The stream has states of boxes, not of the programs in them: while one starts, each tick of the stream is a reason to ask.
   const tick = live.use((state) => (moving ? state.ticks : 0));
   const boxes = live.use((state) => [...state.boxes.values()].filter((box) => LABEL in box.spec.labels).map((box) => box.id + box.state).join());
   const latest = live.use((state) => state.events.find((event) => event.kind === "port")?.seq ?? 0);

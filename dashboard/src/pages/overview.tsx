@@ -141,7 +141,7 @@ function Charts() {
 /** Boxes that have a clock, those that end soonest first. */
 function ending(boxes: ReadonlyMap<string, LiveBox>): LiveBox[] {
   return [...boxes.values()].filter((box) => box.remaining_sec !== null)
-    .sort((one, other) => one.told_at + one.remaining_sec! - other.told_at - other.remaining_sec!);
+    .sort((one, other) => one.measured_at + one.remaining_sec! - other.measured_at - other.remaining_sec!);
 }
 
 function Ending() {

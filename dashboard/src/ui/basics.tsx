@@ -79,15 +79,15 @@ export function Notice({ tone = "info", title, children, action }: {
 }
 
 export function ErrorNotice({ error, retry }: { error: unknown; retry?: () => void }) {
-  const told = error instanceof ApiError ? error : null;
-  const forbidden = told?.status === 403;
+  const refusal = error instanceof ApiError ? error : null;
+  const forbidden = refusal?.status === 403;
   return (
     <Notice
       tone={forbidden ? "warning" : "error"}
-      title={forbidden ? t("Your key does not allow this.") : told?.message ?? t("Something went wrong in this page.")}
+      title={forbidden ? t("Your key does not allow this.") : refusal?.message ?? t("Something went wrong in this page.")}
       action={retry && !forbidden && <Button onClick={retry}>{t("Try again")}</Button>}
     >
-      {forbidden ? told?.message : told?.remedy || (told ? null : String(error))}
+      {forbidden ? refusal?.message : refusal?.remedy || (refusal ? null : String(error))}
     </Notice>
   );
 }
@@ -112,7 +112,7 @@ export function Loading({ rows = 3 }: { rows?: number }) {
   );
 }
 
-/** Something loaded. `key` names it: another one begins anew. A new `version` loads it again and keeps what is shown until then. */
+/** Something loaded. `key` names it: another one is loaded from the start. A new `version` loads it again and keeps what is shown until then. */
 export function useLoaded<T>(key: string, load: (signal: AbortSignal) => Promise<T>, version: string | number = 0) {
   const [state, setState] = useState<{ key: string; value?: T; error?: unknown }>({ key: "" });
   const latest = useRef(load);

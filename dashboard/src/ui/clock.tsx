@@ -37,5 +37,5 @@ export function Countdown({ until }: { until: number }) {
 
 export function TimeLeft({ box }: { box: LiveBox }) {
   if (box.remaining_sec === null) return <span className="dim">{t("no end")}</span>;
-  return <Countdown until={box.told_at + box.remaining_sec} />;
+  return <Countdown until={box.measured_at + box.remaining_sec} />;
 }

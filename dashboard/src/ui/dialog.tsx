@@ -104,15 +104,15 @@ function dismiss(id: number): void {
   toasts.set({ shown: toasts.get().shown.filter((toast) => toast.id !== id) });
 }
 
-/** Run an action and tell how it went. */
+/** Run an action and report how it went. */
 export async function attempt(done: string, action: () => Promise<unknown>): Promise<boolean> {
   try {
     await action();
     if (done) say(done);
     return true;
   } catch (error) {
-    const told = error instanceof ApiError ? error : null;
-    say(told?.message ?? String(error), "error", told?.remedy);
+    const refusal = error instanceof ApiError ? error : null;
+    say(refusal?.message ?? String(error), "error", refusal?.remedy);
     return false;
   }
 }

@@ -70,7 +70,7 @@ function notEditable(content: Content | undefined): string | false {
 }
 
 async function read(box: LiveBox, file: FileInfo, signal: AbortSignal): Promise<{ content: Content; info: FileInfo }> {
-  // What the list told may be old: the file is compared with this before it is saved.
+  // What the list showed may be old: the file is compared with this before it is saved.
   const info = await ofBox<FileInfo>(box, "/files/stat", { query: { path: file.path }, signal });
   const options = { query: { path: file.path, offset: 0, limit: MOST_READ }, admin: isForeign(box), signal };
   const response = await open("GET", `/v1/boxes/${box.id}/files/content`, options);

@@ -60,7 +60,7 @@ function Absent({ id, tab }: { id: string; tab: string }) {
   return (
     <>
       <h1 className="mono break">{id}</h1>
-      <Loaded of={loaded}>{(box) => <BoxView box={{ ...box, told_at: now() }} tab={tab} gone={false} />}</Loaded>
+      <Loaded of={loaded}>{(box) => <BoxView box={{ ...box, measured_at: now() }} tab={tab} gone={false} />}</Loaded>
       <p><Link to="/boxes">{t("All boxes")}</Link> · <Link to={`/boxes/${id}/events`}>{t("Events")}</Link> · <Link to={`/boxes/${id}/receipts`}>{t("Receipts")}</Link></p>
     </>
   );

@@ -32,7 +32,7 @@ export function usePreview(box: LiveBox) {
   return { shown, open, end };
 }
 
-/** `closed`: nothing listens on the port now. What the page showed last stays, and it loads anew when the port is back. */
+/** `closed`: nothing listens on the port now. What the page showed last stays, and it is loaded again when the port is back. */
 export function PreviewPanel({ preview, closed, end }: { preview: Preview; closed: boolean; end: (preview: Preview) => void }) {
   const [round, setRound] = useState(0);
   const before = useRef(closed);
@@ -49,7 +49,7 @@ export function PreviewPanel({ preview, closed, end }: { preview: Preview; close
       {preview.url && <a className="button plain" href={preview.url} target="_blank" rel="noopener noreferrer">{t("Open in a new tab")}</a>}
       <Button kind="danger" onClick={() => end(preview)}>{t("End the preview")}</Button>
     </>}>
-      {closed && <Notice tone="warning" title={t("Nothing listens on port {port} any more.", { port: preview.port })}>{t("Below is what it sent last. It loads anew when a program listens there again.")}</Notice>}
+      {closed && <Notice tone="warning" title={t("Nothing listens on port {port} any more.", { port: preview.port })}>{t("Below is what it sent last. It loads again when a program listens there again.")}</Notice>}
       {preview.url && <CopyText text={preview.url} shown={preview.url.split("?")[0]} />}
       {/* Sandboxed, and answered with a sandbox too: the page has an opaque origin and no session of ours. */}
       <iframe key={round} className="preview" title={title} src={pathOf(preview.path_url)}

@@ -40,11 +40,11 @@ export function Terminal({ box }: { box: LiveBox }) {
 function OpenTerminal({ box, admin }: { box: LiveBox; admin: boolean }) {
   const place = useRef<HTMLDivElement>(null);
   const [phase, setPhase] = useState<Phase>("opening");
-  const [told, setTold] = useState("");
+  const [message, setMessage] = useState("");
   const [round, setRound] = useState(0);
   useEffect(() => {
     setPhase("opening");
-    setTold("");
+    setMessage("");
     const screen = new Screen({
       fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
       fontSize: 13, scrollback: 10_000, cursorBlink: true, theme: THEMES[shade()], screenReaderMode: true,
@@ -66,11 +66,11 @@ function OpenTerminal({ box, admin }: { box: LiveBox; admin: boolean }) {
       }
       ended = true;
       const { exit_code: code, signal } = JSON.parse(event.data) as { exit_code: number | null; signal: number | null };
-      setTold(code === null ? t("ended by signal {number}", { number: signal ?? 0 }) : t("ended with exit code {number}", { number: code }));
+      setMessage(code === null ? t("ended by signal {number}", { number: signal ?? 0 }) : t("ended with exit code {number}", { number: code }));
     };
     socket.onclose = (event) => {
       setPhase(ended ? "ended" : "lost");
-      if (!ended && event.reason) setTold(event.reason);
+      if (!ended && event.reason) setMessage(event.reason);
     };
     const send = (data: string | Uint8Array<ArrayBuffer>) => socket.readyState === WebSocket.OPEN && socket.send(data);
     const encoder = new TextEncoder();
@@ -97,7 +97,7 @@ function OpenTerminal({ box, admin }: { box: LiveBox; admin: boolean }) {
       {(phase === "ended" || phase === "lost") && (
         <Notice tone={phase === "lost" ? "warning" : "info"} title={phase === "lost" ? t("The connection to the terminal was lost.") : t("The terminal has ended.")}
           action={<Button kind="primary" onClick={() => setRound((before) => before + 1)}>{t("Open another")}</Button>}>
-          {told}
+          {message}
         </Notice>
       )}
       <div className="screen" ref={place} role="group" aria-label={t("Terminal")} data-phase={phase} />
