@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.dashboard.browsing import chromium, visiting
 from tests.dashboard.sample import Sample, sample_server
+from tests.dashboard.visitor import chromium, visiting
 
 WIDTHS = (360, 1024, 1920)
 HEIGHT = 900

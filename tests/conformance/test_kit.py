@@ -15,7 +15,7 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.spec import Isolation, Order, Retention
 from hutch.providers.base import Command, InstanceRecord, Provider
 from hutch.providers.handles import Process
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance
+from tests.conformance.mutants.mutant import Mutant, MutantInstance
 from tests.conformance.test_native import native
 
 NEEDS = {

@@ -10,7 +10,7 @@ from hutch.conformance.registry import checks, has
 from hutch.model.capabilities import Capabilities
 from hutch.providers.base import InstanceRecord, Provider
 from tests.conformance.mutants import MUTANTS
-from tests.conformance.mutants.wrapping import Mutant
+from tests.conformance.mutants.mutant import Mutant
 from tests.conformance.test_native import native
 
 CHECKS = {check.name: check for check in checks()}

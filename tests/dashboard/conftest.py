@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from hutch.server.dashboard.pages import BUILT
-from tests.dashboard.browsing import CHROMIUM, Visitor, chromium, visiting
 from tests.dashboard.sample import Sample, sample_server
+from tests.dashboard.visitor import CHROMIUM, Visitor, chromium, visiting
 from tests.server.serving import Server
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, expect_toast, press, visiting
 from tests.dashboard.sample import Sample
+from tests.dashboard.visitor import WAIT_MS, Visitor, confirm, expect_toast, press, visiting
 from tests.server.serving import Client, Server, until
 from tests.server.world import archive
 

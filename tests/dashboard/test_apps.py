@@ -4,8 +4,8 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, press
 from tests.dashboard.sample import Sample
+from tests.dashboard.visitor import WAIT_MS, Visitor, confirm, press
 
 expect.set_options(timeout=WAIT_MS)
 

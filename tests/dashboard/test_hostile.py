@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor
 from tests.dashboard.sample import Sample, asking
+from tests.dashboard.visitor import WAIT_MS, Visitor
 from tests.server.serving import Client, until
 
 EVIL = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.browsing import WAIT_MS, visiting
+from tests.dashboard.visitor import WAIT_MS, visiting
 from tests.proofs import write
 from tests.server.serving import Client, serving
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.browsing import WAIT_MS, Visitor, confirm, expect_toast, press
 from tests.dashboard.sample import Sample, asking
+from tests.dashboard.visitor import WAIT_MS, Visitor, confirm, expect_toast, press
 from tests.server.serving import until
 
 PAGES = ("/", "/boxes", "/apps", "/approvals", "/skills", "/mcp-servers", "/tools", "/profiles", "/audit", "/keys")

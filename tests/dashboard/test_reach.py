@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from hutch.server.dashboard.pages import load
-from tests.dashboard.browsing import WAIT_MS, Visitor, press, visiting
 from tests.dashboard.sample import Sample, asking
 from tests.dashboard.test_pages import PAGES, TABS
+from tests.dashboard.visitor import WAIT_MS, Visitor, press, visiting
 from tests.proofs import ROOT
 from tests.server.serving import Server, until
 

@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from hutch.server.dashboard.sign_ins import CACHE_SECONDS, MAX_SESSIONS
-from tests.dashboard.browsing import Visitor
 from tests.dashboard.sample import Sample
+from tests.dashboard.visitor import Visitor
 from tests.server.serving import Client, Server, serving, until
 from tests.server.test_websockets import attached
 

@@ -19,7 +19,7 @@ from hutch.model.boxes import State
 from hutch.model.ids import BoxId
 from hutch.model.results import JobState
 from tests.keeper.crash_load import LAST_LINE
-from tests.keeper.crashing import PATIENCE, House, any_order, house
+from tests.keeper.killed_keepers import PATIENCE, House, any_order, house
 from tests.proofs import write
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 
 from hutch.model.capabilities import Capabilities
 from hutch.providers.native.provider import NativeProvider
-from tests.keeper.crashing import house
 from tests.keeper.histories import OPERATIONS, Step
+from tests.keeper.killed_keepers import house
 from tests.keeper.native_histories import NativeHistory
 from tests.proofs import write
 

@@ -17,7 +17,7 @@ from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
 from hutch.keeper.takeover.prune import prune
 from hutch.model.receipts import Receipt, Who
 from hutch.policy.rights import UNBOUND
-from tests.keeper.crashing import House, house
+from tests.keeper.killed_keepers import House, house
 
 pytestmark = pytest.mark.slow
 

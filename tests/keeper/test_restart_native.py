@@ -24,7 +24,7 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawn.client import PendingRequest
-from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
+from tests.keeper.killed_keepers import GRACE, PATIENCE, House, Resident, house, spawners_of
 from tests.providers.native.boxes import alive, order, until
 
 pytestmark = pytest.mark.slow

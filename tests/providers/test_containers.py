@@ -20,7 +20,7 @@ from hutch.providers.docker.objects import images
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from hutch.providers.guest_bundle.pack import GuestBundle
 from tests.providers import daemons, rootfs
-from tests.providers.making import box, order, run
+from tests.providers.container_boxes import box, order, run
 
 
 async def everything(daemon: daemons.Daemon) -> set[str]:

@@ -13,7 +13,7 @@ from hutch.providers.base import Instance
 from tests.kernels import test_javascript, test_typescript
 from tests.kernels.test_typescript import compiler
 from tests.providers import daemons, rootfs
-from tests.providers.making import box
+from tests.providers.container_boxes import box
 
 __all__ = ["compiler"]
 

@@ -21,7 +21,7 @@ from hutch.providers.docker.objects.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
 from hutch.providers.guest_bundle.pack import HOME, guest_bundle
 from tests.providers import daemons, rootfs
-from tests.providers.making import box, order, run
+from tests.providers.container_boxes import box, order, run
 
 TIMEOUT = 60.0
 PRIVILEGES = """

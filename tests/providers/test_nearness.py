@@ -14,7 +14,7 @@ from hutch.model.spec import Mount, NetworkMode
 from hutch.providers.docker import guests
 from hutch.providers.docker.provider import DockerProvider
 from tests.providers import daemons
-from tests.providers.making import box, order, run
+from tests.providers.container_boxes import box, order, run
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from hutch.providers.docker import labels
 from hutch.providers.docker.objects import networks
 from hutch.providers.guest_bundle.pack import guest_bundle
 from tests.providers import daemons
-from tests.providers.making import box, order, run
+from tests.providers.container_boxes import box, order, run
 
 LISTEN = """
 import socket, sys

@@ -16,7 +16,7 @@ from hutch.providers.docker.objects import images
 from hutch.providers.docker.objects.images import HUB, Images, credentials, parse
 from hutch.providers.docker.settings import Pull
 from tests.providers import daemons, rootfs
-from tests.providers.making import box, run
+from tests.providers.container_boxes import box, run
 from tests.server.serving import serving
 
 CONFIG = """

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from tests import proofs
 from tests.registries import registry_access
-from tests.server.previews.visiting import Preview
+from tests.server.previews.preview_box import Preview
 from tests.server.serving import TIMEOUT_SECONDS, Client, Server
 from tests.server.test_browser import CHROMIUM, FLAGS
 

@@ -11,7 +11,7 @@ import pytest
 from hutch import Hutch
 from hutch.errors import FileMissing, Refused
 from hutch.sync import Hutch as SyncHutch
-from tests.keeper.crashing import house
+from tests.keeper.killed_keepers import house
 from tests.server.serving import Client, serving, until
 
 SMALL = {"memory_mb": 64, "disk_mb": 32}

@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from hutch.server.peers import Recorded
 from tests.keeper.postgres_server import database as database
 from tests.keeper.postgres_server import postgres as postgres
-from tests.server.previews.visiting import previewed
+from tests.server.previews.preview_box import previewed
 from tests.server.serving import TIMEOUT_SECONDS, Client, Server, until
 from tests.server.test_held_by_doors import Sandbox
 from tests.server.test_several_servers import free_port, pair

@@ -1,7 +1,7 @@
 """Providers that break one sentence of the contract each, to show that the checks would notice."""
 
 from tests.conformance.mutants import commands, files, jobs, layers, lives, outputs, ports, walls
-from tests.conformance.mutants.wrapping import Mutant
+from tests.conformance.mutants.mutant import Mutant
 
 MUTANTS: tuple[type[Mutant], ...] = tuple(
     kind

@@ -6,7 +6,7 @@ import shlex
 from hutch.model.results import Cause, Result, Usage, Verdict
 from hutch.model.spec import Order
 from hutch.providers.base import Command, InstanceRecord
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance, argv, texts
+from tests.conformance.mutants.mutant import Mutant, MutantInstance, argv, texts
 
 
 class JoinsArguments(Mutant):

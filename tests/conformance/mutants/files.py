@@ -9,7 +9,7 @@ from typing import Any
 from hutch.errors import FileFailed, FileMissing, HutchError, NoMatch
 from hutch.model.files import Change, Edited, FileInfo, FileKind, GrepResult, Matches
 from hutch.providers.base import Command
-from tests.conformance.mutants.wrapping import Mutant, MutantFiles
+from tests.conformance.mutants.mutant import Mutant, MutantFiles
 
 
 class WritesText(Mutant):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from hutch.errors import Conflict, Timeout, Unsupported
 from hutch.model.results import Chunk, JobInfo, JobState, Result
 from hutch.providers.base import Command
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance, MutantProcess
+from tests.conformance.mutants.mutant import Mutant, MutantInstance, MutantProcess
 
 
 class SaysNothingOfTheEnd(Mutant):

@@ -7,7 +7,7 @@ from hutch.errors import HutchError
 from hutch.model.layers import Change
 from hutch.model.spec import Order
 from hutch.providers.base import Instance, InstanceRecord
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance
+from tests.conformance.mutants.mutant import Mutant, MutantInstance
 
 
 class MutantLayers:

@@ -10,7 +10,7 @@ from hutch.model.ids import new_box_id
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec, Order
 from hutch.providers.base import Command, Instance, InstanceRecord
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance
+from tests.conformance.mutants.mutant import Mutant, MutantInstance
 
 COUNTER = itertools.count()
 

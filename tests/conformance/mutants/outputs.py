@@ -4,7 +4,7 @@ from hutch.errors import NotFound
 from hutch.model.results import JobInfo, JobState, Result
 from hutch.providers.base import Command
 from hutch.providers.handles import Process
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance, MutantProcess
+from tests.conformance.mutants.mutant import Mutant, MutantInstance, MutantProcess
 
 
 class CutsInput(Mutant):

@@ -7,7 +7,7 @@ from typing import Any
 from hutch.errors import HutchError
 from hutch.model.boxes import PortInfo
 from hutch.providers.handles import PortStream
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance
+from tests.conformance.mutants.mutant import Mutant, MutantInstance
 
 
 class _Stream(PortStream):

@@ -7,7 +7,7 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, Result, Verdict
 from hutch.model.spec import CheckedMount, Mount, MountMode, NetworkMode, Order, Workspace
 from hutch.providers.base import Command, Instance, InstanceRecord
-from tests.conformance.mutants.wrapping import Mutant, MutantInstance, texts
+from tests.conformance.mutants.mutant import Mutant, MutantInstance, texts
 
 
 class TellsNoLimits(Mutant):

@@ -8,7 +8,7 @@ from http.client import IncompleteRead
 
 import pytest
 
-from tests.server.previews.visiting import PORT, Preview, previewed
+from tests.server.previews.preview_box import PORT, Preview, previewed
 from tests.server.serving import Client, Server, serving
 
 HTML = "text/html,*/*"

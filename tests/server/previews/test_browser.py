@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.server.previews.visiting import Preview, previewed, start_app
+from tests.server.previews.preview_box import Preview, previewed, start_app
 from tests.server.serving import Client, Server
 from tests.server.test_browser import ATTEMPTS, CHROMIUM, FLAGS
 

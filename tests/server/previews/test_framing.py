@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.previews.visiting import Preview, previewed
+from tests.server.previews.preview_box import Preview, previewed
 from tests.server.serving import TIMEOUT_SECONDS, Server
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import proofs
-from tests.server.previews.visiting import Preview, previewed
+from tests.server.previews.preview_box import Preview, previewed
 from tests.server.serving import TIMEOUT_SECONDS, Server, serving
 
 MB = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.server.previews.visiting import APP, PORT, Preview, previewed, start_app
+from tests.server.previews.preview_box import APP, PORT, Preview, previewed, start_app
 from tests.server.serving import TIMEOUT_SECONDS, Client, Server, until
 
 HTML = "text/html,*/*"

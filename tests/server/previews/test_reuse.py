@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.previews.visiting import PORT, Preview
+from tests.server.previews.preview_box import PORT, Preview
 from tests.server.serving import Client, Server, until
 
 PROGRAM = f"""

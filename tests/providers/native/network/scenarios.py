@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.keeper.crashing import House, house, spawners_of
+from tests.keeper.killed_keepers import House, house, spawners_of
 from tests.keeper.test_restart_native import holder, make
 from tests.providers.native.network import tls_server
 from tests.providers.native.network.topology import MACHINE, OUTSIDE, PORT
