@@ -8,7 +8,7 @@ from hutch import api
 from hutch.model.files import Change
 from hutch.model.results import Result
 from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.sync.portal import Portal, blocking, streaming, wrapping, wrapping_now
+from hutch.sync.portal import Wrapper, blocking, streaming, wrapping, wrapping_now
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -16,12 +16,8 @@ A = TypeVar("A")
 W = TypeVar("W")
 
 
-class Watch:
+class Watch(Wrapper[api.Watch]):
     """Changes of files: `with box.files.watch() as changes: for change in changes: ...`"""
-
-    def __init__(self, portal: Portal, inner: api.Watch) -> None:
-        self._portal = portal
-        self._inner = inner
 
     def __enter__(self) -> Self:
         self._portal.run(self._inner.__aenter__())
@@ -34,12 +30,8 @@ class Watch:
         return self._portal.iterate(self._inner)
 
 
-class Files:
+class Files(Wrapper[api.Files]):
     """Files of a box; see `hutch.api.Files`."""
-
-    def __init__(self, portal: Portal, inner: api.Files) -> None:
-        self._portal = portal
-        self._inner = inner
 
     read = blocking(api.Files.read)
     read_text = blocking(api.Files.read_text)
@@ -61,12 +53,8 @@ class Files:
     copy_out = blocking(api.Files.copy_out)
 
 
-class Job:
+class Job(Wrapper[api.Job]):
     """A command that runs in a box; see `hutch.api.Job`."""
-
-    def __init__(self, portal: Portal, inner: api.Job) -> None:
-        self._portal = portal
-        self._inner = inner
 
     @property
     def id(self) -> str:
@@ -82,12 +70,8 @@ class Job:
     wait = blocking(api.Job.wait)
 
 
-class Stream:
+class Stream(Wrapper[api.Stream]):
     """A command read while it runs: iterate, then look at `result`."""
-
-    def __init__(self, portal: Portal, inner: api.Stream) -> None:
-        self._portal = portal
-        self._inner = inner
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         return self._portal.iterate(aiter(self._inner))
@@ -97,12 +81,8 @@ class Stream:
         return self._inner.result
 
 
-class PortConnection:
+class PortConnection(Wrapper[api.PortConnection]):
     """A TCP connection to a port of a box; see `hutch.api.PortConnection`."""
-
-    def __init__(self, portal: Portal, inner: api.PortConnection) -> None:
-        self._portal = portal
-        self._inner = inner
 
     def __enter__(self) -> Self:
         return self
@@ -116,12 +96,8 @@ class PortConnection:
     close = blocking(api.PortConnection.close)
 
 
-class Kernels:
+class Kernels(Wrapper[api.Kernels]):
     """The code interpreters of a box; see `hutch.api.Kernels`."""
-
-    def __init__(self, portal: Portal, inner: api.Kernels) -> None:
-        self._portal = portal
-        self._inner = inner
 
     start = blocking(api.Kernels.start)
     all = blocking(api.Kernels.all)
@@ -132,13 +108,12 @@ class Kernels:
     remove = blocking(api.Kernels.remove)
 
 
-class Box:
+class Box(Wrapper[api.Box]):
     """A handle on one box; see `hutch.api.Box`."""
 
-    def __init__(self, portal: Portal, inner: api.Box) -> None:
-        self._portal = portal
-        self._inner = inner
-        self.files = Files(portal, inner.files)
+    @cached_property
+    def files(self) -> Files:
+        return Files(self._portal, self._inner.files)
 
     @cached_property
     def kernels(self) -> Kernels:

@@ -10,7 +10,7 @@ from hutch.api.race import Race
 from hutch.front import Hutch as AsyncHutch
 from hutch.model.boxes import Event
 from hutch.sync.boxes import Box
-from hutch.sync.portal import Portal, blocking, wrapping
+from hutch.sync.portal import Portal, Wrapper, blocking, wrapping
 from hutch.sync.resources import App, Apps, McpServers, Questions, Receipts, Skills, Volumes
 
 P = ParamSpec("P")
@@ -19,22 +19,21 @@ A = TypeVar("A")
 W = TypeVar("W")
 
 
-class Hutch:
+class Hutch(Wrapper[AsyncHutch]):
     """`with Hutch() as hutch: with hutch.box() as box: ...`, with the arguments of `hutch.Hutch`."""
 
     def __init__(self, url: str = "", **options: Any) -> None:
-        self._set(Portal(), AsyncHutch(url, **options), borrowed=False)
+        self._set(Portal(), AsyncHutch(url, **options))
 
     @classmethod
     def launch(cls, *args: Any, **options: Any) -> Self:
         """Make a client of a private server, which is a child of this process; see `hutch.Hutch.launch`."""
         hutch = cls.__new__(cls)
-        hutch._set(Portal(), AsyncHutch.launch(*args, **options), borrowed=False)
+        hutch._set(Portal(), AsyncHutch.launch(*args, **options))
         return hutch
 
-    def _set(self, portal: Portal, inner: AsyncHutch, *, borrowed: bool) -> None:
-        self._portal = portal
-        self._inner = inner
+    def _set(self, portal: Portal, inner: AsyncHutch, *, borrowed: bool = False) -> None:
+        super().__init__(portal, inner)
         self._borrowed = borrowed
         """Whether this is a view for another session, which closes nothing."""
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from hutch.errors import Conflict
 
@@ -71,18 +71,21 @@ class Portal:
         self._loop.close()
 
 
-class Wrapper(Protocol):
-    _portal: Portal
-    _inner: Any
+class Wrapper(Generic[A]):
+    """An object of the asynchronous API, with methods that wait."""
+
+    def __init__(self, portal: Portal, inner: A) -> None:
+        self._portal = portal
+        self._inner = inner
 
 
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Wrapper, P], T]:
+) -> Callable[Concatenate[Wrapper[Any], P], T]:
     """Call the method of that name on the wrapped object, and wait for it."""
     name = method.__name__
 
-    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Wrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
         result: T = self._portal.run(getattr(self._inner, name)(*args, **kwargs))
         return result
 
@@ -92,11 +95,11 @@ def blocking(
 
 def wrapping(
     wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Coroutine[Any, Any, Any]]
-) -> Callable[Concatenate[Wrapper, P], W]:
+) -> Callable[Concatenate[Wrapper[Any], P], W]:
     """Do the same for a method whose result has to be wrapped too."""
     name = method.__name__
 
-    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+    def call(self: Wrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> W:
         return wrapper(self._portal, self._portal.run(getattr(self._inner, name)(*args, **kwargs)))
 
     call.__name__, call.__doc__ = name, method.__doc__
@@ -105,11 +108,11 @@ def wrapping(
 
 def wrapping_now(
     wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Any]
-) -> Callable[Concatenate[Wrapper, P], W]:
+) -> Callable[Concatenate[Wrapper[Any], P], W]:
     """Wrap the result of a method that does not wait."""
     name = method.__name__
 
-    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+    def call(self: Wrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> W:
         return wrapper(self._portal, getattr(self._inner, name)(*args, **kwargs))
 
     call.__name__, call.__doc__ = name, method.__doc__
@@ -118,11 +121,11 @@ def wrapping_now(
 
 def streaming(
     method: Callable[Concatenate[A, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Wrapper, P], Iterator[T]]:
+) -> Callable[Concatenate[Wrapper[Any], P], Iterator[T]]:
     """Turn the asynchronous iterator of that name to an ordinary one."""
     name = method.__name__
 
-    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call(self: Wrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._portal.iterate(getattr(self._inner, name)(*args, **kwargs))
 
     call.__name__, call.__doc__ = name, method.__doc__

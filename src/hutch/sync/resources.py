@@ -5,7 +5,7 @@ from typing import ParamSpec, Self, TypeVar
 from hutch import api
 from hutch.model.skills import SkillInfo, SkillPlace
 from hutch.sync.boxes import Box
-from hutch.sync.portal import Portal, blocking, streaming
+from hutch.sync.portal import Portal, Wrapper, blocking, streaming
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -13,12 +13,8 @@ A = TypeVar("A")
 W = TypeVar("W")
 
 
-class Volumes:
+class Volumes(Wrapper[api.Volumes]):
     """Named directories that outlive boxes; see `hutch.api.Volumes`."""
-
-    def __init__(self, portal: Portal, inner: api.Volumes) -> None:
-        self._portal = portal
-        self._inner = inner
 
     create = blocking(api.Volumes.create)
     all = blocking(api.Volumes.all)
@@ -26,12 +22,8 @@ class Volumes:
     remove = blocking(api.Volumes.remove)
 
 
-class Receipts:
+class Receipts(Wrapper[api.Receipts]):
     """The record of what was done to boxes; see `hutch.api.Receipts`."""
-
-    def __init__(self, portal: Portal, inner: api.Receipts) -> None:
-        self._portal = portal
-        self._inner = inner
 
     list = blocking(api.Receipts.list)
     chains = blocking(api.Receipts.chains)
@@ -40,24 +32,16 @@ class Receipts:
     note = blocking(api.Receipts.note)
 
 
-class Questions:
+class Questions(Wrapper[api.Questions]):
     """Questions of agents that a person has to decide; see `hutch.api.Questions`."""
-
-    def __init__(self, portal: Portal, inner: api.Questions) -> None:
-        self._portal = portal
-        self._inner = inner
 
     waiting = blocking(api.Questions.waiting)
     answer = blocking(api.Questions.answer)
     ask = blocking(api.Questions.ask)
 
 
-class Apps:
+class Apps(Wrapper[api.Apps]):
     """Web applications in boxes; see `hutch.api.Apps`."""
-
-    def __init__(self, portal: Portal, inner: api.Apps) -> None:
-        self._portal = portal
-        self._inner = inner
 
     templates = blocking(api.Apps.templates)
     create = blocking(api.Apps.create)
@@ -71,12 +55,11 @@ class Apps:
     remove = blocking(api.Apps.remove)
 
 
-class App:
+class App(Wrapper[api.App]):
     """A handle on one app, for use with `with`, which destroys its box at the end; see `hutch.api.App`."""
 
     def __init__(self, portal: Portal, inner: api.App) -> None:
-        self._portal = portal
-        self._inner = inner
+        super().__init__(portal, inner)
         self.box_id = inner.box_id
         self.name = inner.name
         self.template = inner.template
@@ -97,12 +80,8 @@ class App:
         self.destroy()
 
 
-class McpServers:
+class McpServers(Wrapper[api.McpServers]):
     """MCP servers in boxes; see `hutch.api.McpServers`."""
-
-    def __init__(self, portal: Portal, inner: api.McpServers) -> None:
-        self._portal = portal
-        self._inner = inner
 
     all = blocking(api.McpServers.all)
     info = blocking(api.McpServers.info)
@@ -116,12 +95,8 @@ class McpServers:
     call = blocking(api.McpServers.call)
 
 
-class Skills:
+class Skills(Wrapper[api.Skills]):
     """Skill packages; see `hutch.api.Skills`."""
-
-    def __init__(self, portal: Portal, inner: api.Skills) -> None:
-        self._portal = portal
-        self._inner = inner
 
     all = blocking(api.Skills.all)
     get = blocking(api.Skills.get)

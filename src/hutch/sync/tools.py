@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from hutch import tools
 from hutch.model.questions import Answer, AskRequest
 from hutch.sync.hutch import Hutch
-from hutch.sync.portal import blocking
+from hutch.sync.portal import Wrapper, blocking
 from hutch.tools.result import ToolResult
 
 P = ParamSpec("P")
@@ -15,15 +15,14 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-class Tools:
+class Tools(Wrapper[tools.Tools]):
     """See `hutch.tools.Tools`. `ask` and `progress` are ordinary functions, which are called in a thread."""
 
     def __init__(
         self, hutch: Hutch, *, ask: Callable[[AskRequest], Answer | str] | None = None, **options: Any
     ) -> None:
-        self._portal = hutch._portal
         in_thread = _in_thread(ask) if ask is not None else None
-        self._inner = tools.Tools(hutch._inner, ask=in_thread, **options)
+        super().__init__(hutch._portal, tools.Tools(hutch._inner, ask=in_thread, **options))
 
     def __enter__(self) -> Self:
         return self
