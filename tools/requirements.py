@@ -8,7 +8,7 @@ of date, or if any source file names a number that the page does not have.
 import ast
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +87,8 @@ def main() -> int:
         PAGE.write_text(wanted)
         return 0
     problems = [f"{problem}, which docs/requirements.md does not have" for problem in unknown(page)]
+    rows = Counter(row["number"] for line in page.splitlines() if (row := _ROW.match(line)))
+    problems += [f"docs/requirements.md has {number} {times} times" for number, times in rows.items() if times > 1]
     if wanted != page:
         problems.append("docs/requirements.md is out of date: run .venv/bin/python tools/requirements.py")
     print("\n".join(problems), end="\n" if problems else "")
