@@ -40,6 +40,9 @@ ALLOWED = {
     "below directories that the operator shares with LangBot; where a path really leads is checked on its descriptor": (
         "server/langbot/artifacts", "server/langbot/shared_roots",
     ),
+    "directories of volumes, named by a digest; what boxes put into them is only counted, through no link": (
+        "keeper/volumes",
+    ),
     "files of the package itself": ("server/dashboard/pages",),
     "bytes in memory": ("skills/archives", "skills/store"),
     "descriptors of the opener": ("mcp/hosting/project_files",),
