@@ -19,11 +19,14 @@ from hutch.linux.kernel import NR, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Call, capse
 USER = 1000
 """The id of the box's ordinary user inside the box."""
 RANGE = 65536
+STRIDE = RANGE + 1
+"""From one range to the next. The kernel finds a user by the lowest bits of the id (`uid_hash`, kernel/user.c). If the
+users of all boxes had the same lowest bits, each change of ids would compare those of every box."""
 FIRST = 0x10000000
 """The ranges begin above what distributions hand out in /etc/subuid, and end below the largest signed number."""
 BLOCK = 64
 """Number of ranges that a spawner claims at once."""
-BLOCKS = (0x7FFF0000 - FIRST) // RANGE // BLOCK
+BLOCKS = (0x7FFF0000 - FIRST) // STRIDE // BLOCK
 SLOTS = BLOCKS * BLOCK
 SLOT_DIRECTORY = "/run/hutch/ids"
 """There is one for the machine, whatever the state directory, because two keepers must never share a range."""
@@ -73,7 +76,7 @@ def _covers(path: str) -> bool:
     """Whether one line of the map covers every range. In a container's own user namespace it may not."""
     with open(path) as file:
         lines = [tuple(map(int, line.split())) for line in file]
-    return any(first <= FIRST and first + length >= FIRST + SLOTS * RANGE for first, _, length in lines)
+    return any(first <= FIRST and first + length >= FIRST + SLOTS * STRIDE for first, _, length in lines)
 
 
 class Maps(NamedTuple):
@@ -133,7 +136,7 @@ def owner_namespace(facts: os.stat_result, slot: int) -> Iterator[int]:
 
 
 def base(slot: int) -> int:
-    return FIRST + slot * RANGE
+    return FIRST + slot * STRIDE
 
 
 def _write(path: str, text: str) -> None:
