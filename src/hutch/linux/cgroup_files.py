@@ -9,7 +9,7 @@ import os
 import time
 
 _WRITE = os.O_WRONLY | os.O_CLOEXEC
-PERIOD_US = 100_000
+PERIOD_US = 100_000  # of every new group; to write it, or a quota, the kernel visits all groups of the machine
 MIN_QUOTA_US = 1_000  # the kernel refuses less
 PIDS_HEADROOM = 8  # for the guest, and for what it needs to report that the limit was met
 SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
@@ -122,7 +122,6 @@ def limit_cpu(version: int, directory: str, cpus: float) -> None:
     if version == 2:
         write(f"{directory}/cpu.max", f"{quota} {PERIOD_US}")
         return
-    write(f"{directory}/cpu.cfs_period_us", str(PERIOD_US))
     try:
         write(f"{directory}/cpu.cfs_quota_us", str(quota))
     except OSError as error:
