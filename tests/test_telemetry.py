@@ -49,6 +49,13 @@ def test_nothing_is_imported_unless_asked() -> None:
     assert done.stdout.strip() == "[]", done
 
 
+@pytest.mark.parametrize(("loaded", "joined"), [("opentelemetry.trace", False), ("opentelemetry.sdk.trace", True)])
+def test_a_library_that_imports_the_api_alone_asks_for_no_spans(loaded: str, joined: bool) -> None:
+    script = f"import {loaded}; from hutch import telemetry; telemetry.join(); print(telemetry.on)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == str(joined), done
+
+
 @pytest.mark.parametrize(
     ("environ", "asked"),
     [

@@ -1,7 +1,7 @@
 """OpenTelemetry spans: of requests, of the steps of a box's creation, of operations on boxes.
 
-It is off, and OpenTelemetry is not imported, unless `OTEL_*` names an exporter or the application has loaded it. Only
-the standard environment variables configure it. It needs `pip install 'hutch[otel]'`.
+It is off, and OpenTelemetry is not imported, unless `OTEL_*` names an exporter or the application uses it. Only the
+standard environment variables configure it. It needs `pip install 'hutch[otel]'`.
 """
 
 import os
@@ -30,8 +30,18 @@ def configured(environ: Mapping[str, str]) -> bool:
 
 
 def join() -> None:
-    """Use the application's own OpenTelemetry, if it has loaded one."""
-    if not on and "opentelemetry.trace" in sys.modules:
+    """Use the application's own OpenTelemetry, if it has one.
+
+    The API alone does not count: other libraries import it too, and without an SDK or another provider its spans cost
+    time and record nothing.
+    """
+    if on or "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import trace
+
+    if "opentelemetry.sdk.trace" in sys.modules or not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    ):
         use(None)
 
 
