@@ -25,7 +25,7 @@ from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.handles import Entrance
 from hutch.providers.native.entrance import host_pid
-from hutch.providers.native.network import uplink_name
+from hutch.providers.native.network import namespaces
 from hutch.providers.native.orders import BOOT_ID
 from hutch.providers.native.rootfs.machine_view import machine_view
 from hutch.providers.native.watch.files import WatchedFiles
@@ -198,7 +198,7 @@ class NativeInstance(GuestInstance):
     def trouble(self) -> str:
         """Report that the box has lost its network, which needs helper processes that somebody may kill."""
         uplink = self.record.data.get("uplink")
-        return "" if not isinstance(uplink, str) or uplink_name.stands(uplink) else OFFLINE
+        return "" if not isinstance(uplink, str) or namespaces.uplink_is_alive(uplink) else OFFLINE
 
     async def run(self, command: Command) -> Result:
         if excess := await self._watchdogs.over_limit(self.record.box_id):

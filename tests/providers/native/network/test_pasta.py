@@ -27,7 +27,7 @@ from tests.providers.native.network.topology import (
 
 from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
-from hutch.providers.native.network import firewall, uplink_name
+from hutch.providers.native.network import firewall, namespaces
 from hutch.providers.native.network.availability import available, find_program
 from hutch.providers.native.network.helper import NetworkHelper
 from hutch.providers.native.network.namespaces import in_namespace
@@ -312,11 +312,11 @@ def test_a_helper_whose_workers_all_fail_gives_up_and_says_why(still_topology: T
     def scenario() -> list[Any]:
         uplink = open_uplink()
         tag = uplink.tag
-        facts: list[Any] = [uplink_name.stands(tag)]
+        facts: list[Any] = [namespaces.uplink_is_alive(tag)]
         os.unlink("/dev/net/tun")
         kill(HelperProcesses.of(os.getpid()).pasta)
         facts.append(bool(select.select([uplink], [], [], TIMEOUT)[0]))
-        facts += [uplink.handle(), uplink_name.stands(tag), uplink.broken]
+        facts += [uplink.handle(), namespaces.uplink_is_alive(tag), uplink.broken]
         uplink.close()
         return facts
 

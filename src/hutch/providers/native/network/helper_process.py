@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from hutch.linux import kernel
 from hutch.linux.netlink import Netlink
-from hutch.providers.native.network import namespaces, uplink_name
+from hutch.providers.native.network import namespaces
 from hutch.providers.native.network.availability import TUN, own_tun_possible
 from hutch.providers.native.network.helper_worker import (
     Worker,
@@ -274,6 +274,6 @@ def _new_name() -> tuple[str, socket.socket]:
     """A tag that no other uplink of the machine has, and the socket that holds its name."""
     while True:
         tag = os.urandom(3).hex()
-        name = uplink_name.hold(tag)
+        name = namespaces.hold_uplink_name(tag)
         if name is not None:
             return tag, name

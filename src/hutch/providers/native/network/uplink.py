@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv4Network
 
 from hutch.linux import kernel, netlink
 from hutch.linux.netlink import Netlink
-from hutch.providers.native.network import addresses, connection_test, dns, firewall, links, namespaces, uplink_name
+from hutch.providers.native.network import addresses, connection_test, dns, firewall, links, namespaces
 from hutch.providers.native.network.availability import CARRIED, available, privileged
 from hutch.providers.native.network.helper import HelperGone, NetworkHelper, NetworkSurvey
 from hutch.providers.native.network.links import BoxLink
@@ -61,7 +61,7 @@ def sweep(*, dry_run: bool = False) -> tuple[str, ...]:
 
 
 def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
-    name = uplink_name.hold(tag)
+    name = namespaces.hold_uplink_name(tag)
     if name is None:
         return False
     with name:
