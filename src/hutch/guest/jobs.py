@@ -16,7 +16,7 @@ from hutch.guest.loop import Loop, Timer, run_guarded
 from hutch.guest.operations import Failure
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.processes import Strays
+from hutch.guest.processes import Strays, exit_status
 from hutch.guest.spawn import (
     Actions,
     OomScore,
@@ -70,7 +70,8 @@ class Job:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.usage = (0.0, 0.0, 0)
-        """User seconds, system seconds, largest resident set in kB (at least the guest's, which it was until exec)."""
+        """User seconds, system seconds, largest resident set in kB (at least the guest's, which it was until exec).
+        Zeros for a process that somebody else has reaped."""
         self.timed_out = False
         self.cancelled = False
         self.killed = False
@@ -323,26 +324,42 @@ class Jobs:
                 return
             if pid == 0:
                 return
-            job = self._by_pid.pop(pid, None)
-            if job is None:
-                continue
-            self._ended_sessions[pid] = None
-            if len(self._ended_sessions) > MAX_SESSIONS:
-                del self._ended_sessions[next(iter(self._ended_sessions))]
-            job.duration = time.monotonic() - job.began
-            job.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
-            if os.WIFSIGNALED(status):
-                job.signal = os.WTERMSIG(status)
-            else:
-                job.exit_code = os.WEXITSTATUS(status)
-            if job.timer is not None:
-                job.timer.cancel()
-            if job.input is not None:
-                job.input.close()
-                job.notify()  # writers must see the closed input before anybody learns that the job has ended
-            if job.killed:
-                job.timer = self._loop.call_later(KILL_SETTLE_SECONDS, partial(self._settle, job, may_wait=False))
-            self._settle(job)
+            job = self._by_pid.get(pid)
+            if job is not None:
+                job.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+                self._end(job, status)
+
+    def watch_exit(self, job: Job, pidfd: int) -> None:
+        """Learn the end of a job whose process is no child of the guest. What it has used stays unknown."""
+
+        def reaped(_events: int) -> None:
+            status = exit_status(pidfd)
+            self._loop.unwatch(pidfd)
+            os.close(pidfd)
+            self._end(job, signal.SIGKILL if status is None else status)
+
+        self._loop.watch(pidfd, 0, reaped)  # A hangup, which needs no bit, tells that somebody has reaped it.
+
+    def _end(self, job: Job, status: int) -> None:
+        """Note how a job's process has ended."""
+        if self._by_pid.get(job.pid) is job:
+            del self._by_pid[job.pid]
+        self._ended_sessions[job.pid] = None
+        if len(self._ended_sessions) > MAX_SESSIONS:
+            del self._ended_sessions[next(iter(self._ended_sessions))]
+        job.duration = time.monotonic() - job.began
+        if os.WIFSIGNALED(status):
+            job.signal = os.WTERMSIG(status)
+        else:
+            job.exit_code = os.WEXITSTATUS(status)
+        if job.timer is not None:
+            job.timer.cancel()
+        if job.input is not None:
+            job.input.close()
+            job.notify()  # writers must see the closed input before anybody learns that the job has ended
+        if job.killed:
+            job.timer = self._loop.call_later(KILL_SETTLE_SECONDS, partial(self._settle, job, may_wait=False))
+        self._settle(job)
 
     def _settle(self, job: Job, may_wait: bool = True) -> None:
         """Read what is left, and settle unless a reader or dying descendants must be waited for."""

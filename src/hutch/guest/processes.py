@@ -14,14 +14,20 @@ have come from either; the job that is killed first takes it along.
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from fcntl import ioctl
 from typing import NamedTuple
 
 KILL_TIMEOUT = 2.0
 """Seconds to wait for killed processes before a start is tried again; the guest serves nothing else meanwhile."""
 _MAX_ROUNDS = 64
+_PIDFD_INFO = struct.Struct("=Q52xi")
+"""struct pidfd_info: the mask of what is asked for and answered, and the exit status."""
+_PIDFD_INFO_EXIT = 8
+_PIDFD_GET_INFO = 0xC040FF0B
 
 
 class Process(NamedTuple):
@@ -83,6 +89,34 @@ def owner(pid: int) -> int | None:
     except OSError:
         return None
     return int(line.split()[1]) if line else None
+
+
+def exit_status(pidfd: int) -> int | None:
+    """Return how a process ended that somebody has reaped, as wait(2) tells it; None if this kernel does not tell.
+
+    It does since Linux 6.15, to whoever opened the descriptor before that (PIDFD_GET_INFO).
+    """
+    answer = bytearray(_PIDFD_INFO.size)
+    struct.pack_into("=Q", answer, 0, _PIDFD_INFO_EXIT)
+    try:
+        ioctl(pidfd, _PIDFD_GET_INFO, answer)
+    except OSError:
+        return None
+    known, status = _PIDFD_INFO.unpack(answer)
+    return int(status) if known & _PIDFD_INFO_EXIT else None
+
+
+def knows_exit_statuses() -> bool:
+    """Return whether this kernel tells how a process has ended to another one than its parent."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(1)
+    pidfd = os.pidfd_open(pid)
+    try:
+        os.waitpid(pid, 0)
+        return exit_status(pidfd) is not None
+    finally:
+        os.close(pidfd)
 
 
 Selection = Callable[[list[Process]], list[Process]]
