@@ -14,6 +14,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import EngineError, Invalid
+from hutch.guest.processes import knows_exit_statuses
 from hutch.kernels import environment
 from hutch.kernels.environment import Environment
 from hutch.model.code import CHART_MIME, TABLE_MIME
@@ -250,8 +251,35 @@ async def test_the_next_entry_has_copied_its_pages_ahead() -> None:
     async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
         assert (await box.python("1")).ok
         async with asyncio.timeout(60):
-            while not any(_own_kb(pid) > 2000 for template in _forks(os.getpid()) for pid in _forks(template)):
+            while not any(_own_kb(pid) > 2000 for pid in _reserve()):
                 await asyncio.sleep(0.05)
+
+
+async def test_the_first_kernel_waits_for_its_box_beside_the_guest() -> None:
+    """It has copied its pages before the box was known; how it ends is known though it is no child of its guest."""
+    if not knows_exit_statuses():
+        pytest.skip("needs Linux 6.15, which tells others than the parent how a process has ended")
+    async with Hutch() as hutch:
+        async with hutch.box(memory_mb=512) as box:
+            assert (await box.python("1")).ok
+        for ending, told in (("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 9)", "signal 9")):
+            async with asyncio.timeout(60):
+                while not any(_own_kb(pid) > 2000 for guest in _reserve() for pid in _forks(guest)):
+                    await asyncio.sleep(0.05)
+            async with hutch.box(memory_mb=512) as box:
+                assert (await box.python("import os; os.getppid()")).text == "1"
+                second = await box.kernels.start("python")
+                guest = (await box.python("import os; os.getppid()", kernel=second.id)).text
+                assert int(guest) > 1, "other kernels are forks of their guest"
+                for kernel in ("", second.id):
+                    died = await box.python(f"import os; {ending}", kernel=kernel)
+                    assert died.error is not None and told in died.error.value, died
+                assert (await box.python("1 + 1")).text == "2"
+
+
+def _reserve() -> list[int]:
+    """The forks of this process's templates that wait for a box."""
+    return [pid for template in _forks(os.getpid()) for pid in _forks(template)]
 
 
 def _forks(parent: int) -> list[int]:

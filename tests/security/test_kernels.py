@@ -10,6 +10,7 @@ from tests.kernels.conftest import prepared
 
 from hutch import Hutch
 from hutch.errors import Conflict
+from hutch.linux import landlock
 from hutch.sync import Hutch as SyncHutch
 
 pytestmark = pytest.mark.usefixtures("prepared")
@@ -111,12 +112,25 @@ open('/tmp/later', 'w').close()
 """
 _KILL = """
 import os
+own = set(os.listdir('/proc/self/task'))  # A signal to one of its threads would reach the code itself.
 for pid in range(2, 400):
-    if pid != os.getpid():
+    if str(pid) not in own:
         try: os.kill(pid, 9)
         except OSError: pass
 """
 _NAMESPACES = "print(*(os.readlink('/proc/self/ns/' + name) for name in ('pid', 'mnt', 'net', 'user')))"
+
+
+async def test_kernels_cannot_signal_their_guest_nor_each_other() -> None:
+    """Neither the first kernel, which has entered beside the guest, nor one that is a fork of it."""
+    if not landlock.abi() >= 6:
+        pytest.skip("needs Landlock ABI 6 (Linux 6.12), which confines signals")
+    async with Hutch() as hutch, hutch.box(memory_mb=512) as box:
+        kernels = ["", (await box.kernels.start("python")).id, (await box.kernels.start("python")).id]
+        pids = [(await box.python("import os; kept = 1; os.getpid()", kernel=each)).text for each in kernels]
+        for each in kernels:
+            assert (await box.python(_KILL, kernel=each)).ok
+        assert [(await box.python("kept * os.getpid()", kernel=each)).text for each in kernels] == pids
 
 
 async def test_live_forks_cannot_reach_each_other() -> None:

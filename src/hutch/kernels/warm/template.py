@@ -15,14 +15,17 @@ import sys
 import time
 from typing import NoReturn
 
+from hutch.guest.processes import knows_exit_statuses
 from hutch.guest.protocol import encode
 from hutch.kernels.programs.python.kernel import Prepared, prepare
 from hutch.kernels.programs.python.snapshot import reseed
-from hutch.kernels.warm.entry import Entry, EntryRequest, Settings
-from hutch.kernels.warm.rehearsal import Rehearsal
+from hutch.kernels.warm.entry import EntryRequest, Settings
+from hutch.kernels.warm.first_kernel import FirstKernel, wait_and_enter
+from hutch.kernels.warm.kernel_guest import Connections, KernelGuest
+from hutch.kernels.warm.rehearsal import GuestRehearsal, rehearse_kernel
 from hutch.linux import address_space, identity, kernel, landlock, seccomp
 from hutch.providers.native.spawn import wire
-from hutch.providers.native.spawn.prefault import learn_pages, prefault_pages
+from hutch.providers.native.spawn.prefault import PageRanges, learn_pages
 
 _DESCRIPTORS = 4
 """What comes with a request: the box's pidfd, the guest's listening socket, its options, and its report socket."""
@@ -45,10 +48,13 @@ def main(fd: int, libraries: list[str]) -> None:
         name for name in sys.modules if name.startswith("hutch.") and not name.startswith("hutch.kernels")
     ]
     command_line.show("hutch-template")  # Not earlier: it erases the environment, which libraries read.
+    abi = landlock.abi()
     settings = Settings(
         last_capability=identity.last_capability(),
         filter=seccomp.Filter(seccomp.program()),
-        domain=landlock.Domain(landlock.abi()),
+        landlock=abi,
+        guest_domain=landlock.Domain(abi, scopes=landlock.SCOPE_ABSTRACT_UNIX_SOCKET),
+        kernel_domain=landlock.Domain(abi),
         command_line=command_line,
     )
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -56,11 +62,12 @@ def main(fd: int, libraries: list[str]) -> None:
     gc.collect()
     gc.freeze()  # so that no collection writes to pages that kernels share
     address_space.use_huge_pages()
+    pages = _Pages()
     if threads == 1:
-        learn_pages(lambda: Rehearsal(settings, prepared).perform())
+        pages.learn(settings, prepared)
     sock.sendall(encode({"ready": True, "threads": threads, "missing": missing, "seconds": time.monotonic() - began}))
     if threads == 1:
-        _Server(sock, settings, prepared).run()
+        _Server(sock, settings, prepared, pages).run()
 
 
 def _import(name: str) -> str:
@@ -91,13 +98,28 @@ def _warm_up(prepared: Prepared) -> None:
     reseed()  # Every kernel does, and finds what that needs.
 
 
-class _Server:
-    """The template's loop. It keeps one fork in reserve, so that the next box does not wait for that."""
+class _Pages:
+    """The pages that forks write to after they have entered a box; those that wait copy them ahead."""
 
-    def __init__(self, sock: socket.socket, settings: Settings, prepared: Prepared) -> None:
+    def __init__(self) -> None:
+        self.guest = PageRanges()
+        self.first_kernel: PageRanges | None = PageRanges() if knows_exit_statuses() else None
+        """None where a kernel guest could not learn how its first kernel has ended."""
+
+    def learn(self, settings: Settings, prepared: Prepared) -> None:
+        learn_pages(lambda: GuestRehearsal(settings, prepared).perform(), self.guest)
+        if self.first_kernel is not None:
+            learn_pages(lambda: rehearse_kernel(settings, prepared), self.first_kernel)
+
+
+class _Server:
+    """The template's loop. It keeps forks in reserve, so that the next box does not wait for them."""
+
+    def __init__(self, sock: socket.socket, settings: Settings, prepared: Prepared, pages: _Pages) -> None:
         self._sock = sock
         self._settings = settings
         self._prepared = prepared
+        self._pages = pages
         self._reserve: socket.socket | None = None
 
     def run(self) -> None:
@@ -146,20 +168,39 @@ class _Server:
     def _fork_reserve(self) -> None:
         ours, theirs = wire.pair()
         if os.fork() == 0:
-            ours.close()
-            self._sock.close()
-            prefault_pages()
+            kernel.close_all_but([theirs.fileno()])
+            first_kernel = self._fork_first_kernel()
+            self._pages.guest.prefault()
             received = wire.receive(theirs)
             if received is None:
                 os._exit(0)  # The template has ended.
-            self._enter(*received)
+            self._enter(*received, first_kernel)
         theirs.close()
         self._reserve = ours
 
-    def _enter(self, message: wire.Message, fds: list[int]) -> NoReturn:
+    def _fork_first_kernel(self) -> FirstKernel | None:
+        """Fork the process that will be the first kernel beside the guest that this process will be."""
+        pages = self._pages.first_kernel
+        if pages is None:
+            return None
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            kernel.close_all_but([theirs.fileno()])
+            pages.prefault()
+            wait_and_enter(theirs, self._settings, self._prepared)
+        theirs.close()
+        return FirstKernel(ours)
+
+    def _enter(
+        self, message: wire.Message, fds: list[int], first_kernel: FirstKernel | None = None
+    ) -> NoReturn:  # fmt: skip
         pidfd, listener, options, report = fds[:_DESCRIPTORS]
-        request = EntryRequest(pidfd, listener, options, report, tuple(fds[_DESCRIPTORS:]), **message)
-        Entry(self._settings, request, self._prepared).enter()
+        groups = fds[_DESCRIPTORS:]
+        if first_kernel is not None:
+            first_kernel.enter(message, [pidfd, *groups])
+        connections = Connections(listener, options, report)
+        guest = KernelGuest(self._settings, connections, self._prepared, first_kernel)
+        guest.enter(EntryRequest(pidfd, tuple(groups), **message))
 
 
 def _reap() -> None:

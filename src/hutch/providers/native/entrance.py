@@ -89,17 +89,25 @@ async def open_entrance(box: "NativeInstance", watchdogs: "Watchdogs", *, has_id
 def host_pid(parent: int, inside: int) -> int:
     """Return the pid on the host of the parent's child with the pid `inside` in the box; 0 if there is none.
 
-    The kernel says which processes are the parent's children, so nothing in the box can name another process here.
+    The kernel says which processes are the parent's children and whose they are, so nothing in the box can name another
+    process here, nor one of another user of the box.
     """
     with contextlib.suppress(OSError, ValueError):
+        user, _ = _owner_and_pid(parent)
         with open(f"/proc/{parent}/task/{parent}/children") as file:
             children = [int(word) for word in file.read().split()]
         for pid in children:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-                line = next((line for line in status if line.startswith("NSpid:")), "")
-                if line.split()[-1:] == [str(inside)]:
+            with contextlib.suppress(OSError):
+                if _owner_and_pid(pid) == (user, inside):
                     return pid
     return 0
+
+
+def _owner_and_pid(pid: int) -> tuple[list[str], int]:
+    """The user ids of a process, and its pid in its own namespace."""
+    with open(f"/proc/{pid}/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return fields["Uid"].split(), int(fields["NSpid"].split()[-1])
 
 
 async def _end(box: "NativeInstance", holder: "GuestProcess") -> None:

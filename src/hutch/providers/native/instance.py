@@ -172,8 +172,10 @@ class NativeInstance(GuestInstance):
     async def host_pid(self, process: GuestProcess) -> int:
         """Return the pid on this machine of a job of the box; 0 if it has ended."""
         link = await self.link_of(process.id)
-        guest = self._kernel_guest_pid() if link is self._links.get("kernels") else self.pid
-        return host_pid(guest, (await process.info()).pid)
+        inside = (await process.info()).pid
+        # The box's first kernel is no child of the guest that serves it: PID 1 has adopted it.
+        of_kernel_guest = link is self._links.get("kernels") and host_pid(self._kernel_guest_pid(), inside)
+        return of_kernel_guest or host_pid(self.pid, inside)
 
     def _kernel_guest_pid(self) -> int:
         """The pid of the process that listens at the kernel guest's socket, as the kernel tells it."""

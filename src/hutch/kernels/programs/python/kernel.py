@@ -91,7 +91,10 @@ class Prepared:
         self.evaluator.forget()
 
     def become(self, env: Mapping[bytes, bytes], cwd: str) -> None:
-        """Become the kernel of a box, in a fork: with the box's environment and new random numbers."""
+        """Become the kernel of a box, in a fork: with the box's environment and new random numbers.
+
+        It returns when the keeper closes its input.
+        """
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -113,7 +116,6 @@ class Prepared:
         os.dup2(null, 0)
         os.close(null)
         serve(source, target, self)
-        os._exit(0)
 
 
 def prepare() -> Prepared:

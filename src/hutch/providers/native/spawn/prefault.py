@@ -75,7 +75,7 @@ def prefault_pages() -> None:
     _page_ranges.prefault()
 
 
-def learn_pages(perform: Callable[[], object]) -> None:
+def learn_pages(perform: Callable[[], object], ranges: PageRanges = _page_ranges) -> None:
     """Note the pages that `perform` writes to. The zygote calls this last, after all else that writes to its memory."""
     areas = _writable_areas(open_file("/proc/self/maps", O_CLOEXEC))
     # This memory is shared with the fork, so that the fork writes to little else than `perform` does.
@@ -88,7 +88,7 @@ def learn_pages(perform: Callable[[], object]) -> None:
         finally:
             _exit(0)
     waitpid(pid, 0)
-    _page_ranges._add_seen(areas, seen)
+    ranges._add_seen(areas, seen)
 
 
 def _seen_size(areas: list[Area]) -> int:
