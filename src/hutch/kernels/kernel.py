@@ -207,7 +207,7 @@ class Kernel:
             return
         with suppress(Conflict, NotFound):
             await process.signal(SIGINT)
-            if self.language in (Language.JAVASCRIPT, Language.TYPESCRIPT):
+            if self.language is not Language.BASH:
                 await process.write(b'{"op":"interrupt"}\n')
 
     # --- one run ----------------------------------------------------------------------------------------------
@@ -218,11 +218,11 @@ class Kernel:
         """Run code; the last piece has the result. Leaving early interrupts it, and the kernel stays usable."""
         await self.lock.acquire()
         run: Run | None = None
+        self.interrupted = False
         try:
             process = self.process or await self.start(instance, wait=False)
             notes, self._notes = self._notes, ()
             starting, self._starting = self._starting, False
-            self.interrupted = False
             self._count += 1
             run = Run(self, process, timeout_sec, keep_output, notes, starting=starting)
             if not await run.begin(code, env):
@@ -234,6 +234,8 @@ class Kernel:
                     notes = (f"kernel {self.id} had ended since its last run: this is a new one, its state is gone",)
                 run = Run(self, process, timeout_sec, keep_output, (*notes, *self._notes))
                 await run.begin(code, env)
+            if self.interrupted:  # Somebody did not wait until there was something to interrupt.
+                await self.signal_interrupt()
             async for piece in run.pieces():
                 yield piece
             if run.died:

@@ -65,6 +65,8 @@ class Entry:
         request = self._request
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # An interrupt waits until the kernel, which inherits this, can take it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         kernel.close_all_but([request.pidfd, *request.groups, *kept])
         kernel.run_calls(kernel_limits.rlimit_calls_of(request.pid))
         _set_oom_score(_GUEST_OOM_SCORE)

@@ -25,18 +25,39 @@ _F_SETPIPE_SZ = 1031  # It has no name in the standard library before Python 3.1
 
 
 class Interrupts:
-    """Turns SIGINT into a KeyboardInterrupt, but only while code runs and never in the middle of a message."""
+    """Turns SIGINT into a KeyboardInterrupt, but only while code runs and never in the middle of a message.
+
+    The keeper sends code without waiting for the kernel, so a signal may arrive before the code that it is meant for.
+    After each signal the keeper sends a line: whatever code comes before that line is meant.
+    """
 
     def __init__(self) -> None:
-        self.running = False
+        self._running = False
         self._blocked = 0
         self._pending = False
+        self._early = False
 
     def install(self) -> None:
         signal.signal(signal.SIGINT, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Whoever forked a kernel may have blocked it.
+
+    def begin(self) -> None:
+        """Code runs from now on; raise KeyboardInterrupt if it was interrupted before it began."""
+        self._running = True
+        if self._early:
+            self._early = False
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        self._running = False
+
+    def forget(self) -> None:
+        """Drop a signal that came too late for its code: the keeper's line has arrived, and no code before it."""
+        self._early = False
 
     def _handle(self, _number: int, _frame: object) -> None:
-        if not self.running:
+        if not self._running:
+            self._early = True
             return
         if self._blocked:
             self._pending = True
@@ -53,7 +74,7 @@ class Interrupts:
         self._blocked -= 1
         if self._pending and not self._blocked:
             self._pending = False
-            if self.running:
+            if self._running:
                 raise KeyboardInterrupt
 
 

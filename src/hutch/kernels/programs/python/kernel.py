@@ -68,6 +68,9 @@ def serve(source: int, target: int, prepared: Prepared | None = None, complaints
             if fork(request["run"], channel, capture, evaluator.loop()):
                 own = os.getpid()
             continue
+        if request["op"] == "interrupt":
+            channel.interrupts.forget()
+            continue
         _run(request, channel, capture, displays, evaluator)
         if os.getpid() != own:
             os._exit(0)  # The code has forked and let the child come back here; only the parent may answer.
@@ -143,7 +146,7 @@ def _run(request: dict[str, Any], channel: Channel, capture: Capture, displays: 
     error: dict[str, str] | None = None
     count = 0
     try:
-        channel.interrupts.running = True
+        channel.interrupts.begin()
         count, error = evaluator.run(request["code"])
         show_figures(displays)
     except KeyboardInterrupt as interrupt:
@@ -151,7 +154,7 @@ def _run(request: dict[str, Any], channel: Channel, capture: Capture, displays: 
     except Exception as failure:  # A broken library failed while its figure was drawn; the kernel goes on.
         error = error or {"name": type(failure).__name__, "value": str(failure), "traceback": repr(failure)}
     finally:
-        channel.interrupts.running = False
+        channel.interrupts.end()
     if os.getpid() != own:
         return
     _restore_environment(before)
