@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 from hutch.model.limits import Limits
 from hutch.model.results import Cause, Result, Verdict
@@ -60,11 +61,24 @@ class OpensManyFiles(Mutant):
 
 
 class TakesEveryProcessor(Mutant):
+    """Ahead of the machine's other work, beside which it might get no more than its limit by chance."""
+
     kills = ("limits.cpus",)
     alone = True
 
     def order(self, order: Order) -> Order:
         return limited(order, cpus=4.0)
+
+    class Box(MutantInstance):
+        async def run(self, command: Command) -> Result:
+            groups = self.inner.record.data["groups"]
+            assert isinstance(groups, list)
+            for group in map(Path, groups):
+                for name, most in (("cpu.shares", "262144"), ("cpu.weight", "10000")):
+                    for file in (group / name, group.parent / name):
+                        if file.exists():
+                            file.write_text(most)
+            return await super().run(command)
 
 
 class ChangesNoLimit(Mutant):
