@@ -10,6 +10,8 @@ from tests.cli.cli_process import TIMEOUT, hutch, started
 from tests.cli.conftest import Home
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served() -> Iterator[Home]:

@@ -17,6 +17,8 @@ from hutch.sync import Hutch
 from tests.cli.cli_process import HUTCH
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.slow
+
 
 def run_hutch(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*HUTCH, *words], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120)

@@ -12,6 +12,8 @@ from tests.cli.cli_process import TIMEOUT, hutch, started
 from tests.cli.conftest import Home
 from tests.server.serving import Server, serving
 
+pytestmark = pytest.mark.slow
+
 
 def _start_echo(home: Home, box: str) -> None:
     home.good("box", "exec", "--detach", box, "--", "python3", "-c", ECHO)
