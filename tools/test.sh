@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests: first those that may run beside each other, then those marked `alone`, one by one.
+# Run the tests: first those marked `alone`, one by one, then those that may run beside each other.
 #
 # A test that fails is run once more, alone. If it passes then, the run goes on and names it as unsteady at the
 # end; if it fails or skips, the run fails. After a pytest that died, the tests that had not ended well are run in one
@@ -104,9 +104,10 @@ finish() {
   exit "$1"
 }
 
+# First, so that this one process compiles all test files and not each of three workers.
+phase alone "alone and not proof" -p no:xdist
 # No new worker for one that died: with loadfile, xdist 3.8 then waits for ever (pytest-xdist issue 1378).
 phase together "not alone and not proof" -n 3 --dist loadfile --max-worker-restart=0
-phase alone "alone and not proof" -p no:xdist
 if ((${#arguments[@]} == 0)); then
   # What a bot's own process does, once more on the event loop that uvicorn chooses where it is installed.
   arguments=(-k "embedded or test_embedding" tests/both tests/guides/test_embedding.py)
