@@ -1,6 +1,7 @@
 """Checkpoints, rollbacks, diffs and undo of real native boxes, through the embedded Hutch; as root and as a user."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -164,11 +165,19 @@ async def test_a_checkpoint_that_is_not_there() -> None:
 async def test_a_paused_box_is_not_woken() -> None:
     async with Hutch() as hutch, hutch.box() as box:
         made = await box.checkpoint()
+        (fork,) = await box.fork()
+        await fork.pause()
+        with pytest.raises(Conflict, match="paused"):
+            await box.merge(fork.id)
         await box.pause()
-        for work in (box.checkpoint, lambda: box.rollback(made.id), box.fork, box.diff):
+        for work in (
+            box.checkpoint, lambda: box.rollback(made.id), box.fork, box.diff, lambda: box.merge(fork.id),
+            lambda: box.delete_checkpoint(made.id),
+        ):  # fmt: skip
             with pytest.raises(Conflict, match="paused"):
                 await work()
-        assert (await box.state()).value == "paused"
+        assert (await box.state()).value == (await fork.state()).value == "paused"
+        assert [each.id for each in await box.checkpoints()] == [made.id]
 
 
 async def test_what_lies_on_the_host_is_left_out_and_named(tmp_path: Path) -> None:
@@ -250,6 +259,22 @@ async def test_checkpoints_end_by_size() -> None:
         await box.checkpoint("four")
         await box.rollback("one")
         assert await box.files.read("number") == b"10\n"
+
+
+async def test_checkpoints_end_by_age() -> None:
+    """Issue 20, point 3: past `checkpoints_days` a checkpoint goes when the next one is made, and others stay."""
+    seconds = 5.0
+    async with Hutch(checkpoints_days=seconds / 86_400) as hutch, hutch.box(auto_checkpoint="exec") as box:
+        await shell(box, "echo one > a")
+        old = await box.checkpoint("old")
+        await asyncio.sleep(max(0.0, old.created_at + seconds - time.time()))
+        new = await box.checkpoint("new")
+        assert [each.id for each in await box.checkpoints()] == [new.id], "the step before the command is as old"
+        for gone in ("old", old.id):
+            with pytest.raises(NotFound):
+                await box.rollback(gone)
+        await box.checkpoint("old")  # its name is free
+        assert await shell(box, "cat a") == "one"
 
 
 async def test_a_squash_on_a_full_disk_leaves_the_box_as_it_was() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hutch import logs
 from hutch.cli.options import session_name
+from hutch.cli.output import note
 from hutch.config import Config
 from hutch.errors import Disabled, Invalid, Unavailable
 from hutch.model import units
@@ -146,6 +147,8 @@ async def started(box: "Box", order: "Command") -> AsyncIterator[Started]:
     async with box.operation("exec", command_details(order)) as operation:
         instance = await box.begin()
         try:
+            for line in await box.step():
+                note(line)
             begun = Started(await instance.start(order))
             yield begun
             operation.result = begun.result

@@ -136,8 +136,7 @@ class BoxHandle:
             instance = await self.begin()
             try:
                 ends = self.check_volumes("exec")
-                if self.spec.auto_checkpoint is AutoCheckpoint.EXEC:
-                    notes = (*notes, *await self._layers.step())
+                notes = (*notes, *await self.step())
                 result = operation.result = self.explained(await instance.run(order), ends)
             except HutchError as error:
                 await self.failed(error)
@@ -145,6 +144,10 @@ class BoxHandle:
             finally:
                 self.end()
         return result.but(notes=(*notes, *result.notes)) if notes else result
+
+    async def step(self) -> tuple[str, ...]:
+        """Make the automatic checkpoint before a command, if the box wants one; return notes about it."""
+        return await self._layers.step() if self.spec.auto_checkpoint is AutoCheckpoint.EXEC else ()
 
     def stream(
         self,
@@ -184,7 +187,8 @@ class BoxHandle:
             instance = await self.begin()
             try:
                 self.check_volumes("start")
-                job = JobHandle(self, await instance.start(order), (str(cut),) if cut else ())
+                notes = await self.step() if follow else ()  # somebody waits for it, as for `exec`
+                job = JobHandle(self, await instance.start(order), (*((str(cut),) if cut else ()), *notes))
             except HutchError as error:
                 await self.failed(error)
                 raise

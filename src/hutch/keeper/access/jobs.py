@@ -139,6 +139,7 @@ class StreamHandle:
             process: Process | None = None
             try:
                 ends = self._box.check_volumes("exec")
+                self._notes += await self._box.step()
                 process = await instance.start(self._order)
                 if self._order.stdin is None:  # Otherwise it was given at the start and closed.
                     await process.close_stdin()
