@@ -170,8 +170,7 @@ def same(top: str, one: Entry, other_top: str, other: Entry) -> bool:
 
 
 def attributes(path: str) -> dict[str, bytes]:
-    names = trees._attributes(path)
-    return {name: os.getxattr(path, name, follow_symlinks=False) for name in names}
+    return {name: os.getxattr(path, name, follow_symlinks=False) for name in trees.attribute_names(path)}
 
 
 def _names(top: str, path: str) -> list[str]:

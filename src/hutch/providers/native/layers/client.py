@@ -3,13 +3,19 @@
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hutch.errors import BoxBroken, Conflict, EngineError, NotFound, Unsupported
 from hutch.guest.protocol import decode
+from hutch.linux.identity import RANGE
 from hutch.model.layers import Change, Way
 from hutch.providers.layers import Frozen, Layers
+from hutch.providers.native import cleanup
+from hutch.providers.native.layers import trees
+from hutch.providers.native.layers.view import foreign
+from hutch.providers.native.rootfs.root import upper_directory
 from hutch.providers.native.spawn import wire
 
 if TYPE_CHECKING:
@@ -93,14 +99,14 @@ class NativeLayers(Layers):
         store = str(fork.record.data.get("store") or "")
         # As root, a persistent box sees its store through ids of its own, which cannot be mapped once more.
         from_host = bool(store) and not self._box.record.data.get("namespaces")
-        count, trees = (0, []) if from_host else await theirs.share()
+        count, mounts = (0, []) if from_host else await theirs.share()
         try:
             found = await self._long_answer(
-                "merge", trees[:count], trees=count, stores=[store] if from_host else [], state=layers_of(start),
+                "merge", mounts[:count], trees=count, stores=[store] if from_host else [], state=layers_of(start),
                 fork=layers_of(fork_end), fork_base=layers_of(fork_start), keep=keep,
             )  # fmt: skip
         finally:
-            close(trees)
+            close(mounts)
         if conflicts := found["conflicts"]:
             raise Conflict(
                 f"{len(conflicts)} paths were changed in both boxes, beginning with {conflicts[0]}",
@@ -110,15 +116,13 @@ class NativeLayers(Layers):
         return tuple(found["merged"])
 
     async def write_layer(self, state: str, path: str) -> None:
-        from hutch.providers.native.layers.archive import write_layer  # It loads archives, which few callers need.
-
-        count, trees = await self.share()
+        count, mounts = await self.share()
         try:
-            await asyncio.to_thread(write_layer, trees[-count:], layers_of(state), path)
+            await asyncio.to_thread(_write_layer, mounts[-count:], layers_of(state), path)
         except OSError as error:
             raise EngineError(f"the files of the box cannot be read: {error}", op="image.from_box") from error
         finally:
-            close(trees)
+            close(mounts)
 
     async def drop(self, keep: tuple[str, ...]) -> None:
         await self._request("prune", keep=keep)
@@ -210,6 +214,32 @@ def _state(layers: list[str]) -> str:
 
 def layers_of(state: str) -> list[str]:
     return state.split(":") if state else []
+
+
+def _write_layer(bases: list[int], state: list[str], path: str) -> None:
+    """Merge the layers of a state, and write them as the tar of one layer of an OCI image.
+
+    `bases` are the mounts that hold the layers: the box's own, then those of boxes before it. They are attached
+    nowhere, and are walked by their descriptors.
+    """
+    from hutch.images.layers import diff  # It loads archives, which few callers need.
+
+    def directory(layer: str) -> str:
+        source, _, name = foreign(layer, "").partition("/")
+        return f"/proc/self/fd/{bases[int(source)]}/{upper_directory(name)}"
+
+    def owner(number: int) -> int:
+        """A range of ids begins at a multiple of its length; an ordinary user is root in the image."""
+        return number % RANGE if os.geteuid() == 0 else 0
+
+    draft = tempfile.mkdtemp(prefix="hutch-layer-")
+    try:
+        merged = os.path.join(draft, "merged")
+        trees.squash([directory(layer) for layer in state], merged)
+        with open(path, "xb") as out:
+            diff.from_changes(merged, out, owner, with_workspace=True)
+    finally:
+        cleanup.remove_tree(draft)
 
 
 def close(fds: list[int]) -> None:

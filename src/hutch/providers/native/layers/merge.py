@@ -125,9 +125,7 @@ def _keeps(each: Difference) -> bool:
 
 
 def _remove(path: str) -> None:
-    facts = os.lstat(path)
     if os.path.isdir(path) and not os.path.islink(path):
         os.rmdir(path)  # what was in it is among the changes, and removed already
     else:
         os.unlink(path)
-    del facts

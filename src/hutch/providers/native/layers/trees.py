@@ -206,7 +206,7 @@ def copy_attributes(source: str, target: str, facts: os.stat_result) -> None:
     """Copy owner, mode, times and extended attributes; overlay's own mean something in one place only, but one."""
     os.chown(target, facts.st_uid, facts.st_gid, follow_symlinks=False)
     if not stat.S_ISLNK(facts.st_mode):
-        for name in _attributes(source):
+        for name in attribute_names(source):
             if name == OPAQUE or not name.startswith(_OVERLAY):
                 with suppress(FileNotFoundError):
                     os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
@@ -215,7 +215,7 @@ def copy_attributes(source: str, target: str, facts: os.stat_result) -> None:
         os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)
 
 
-def _attributes(path: str) -> list[str]:
+def attribute_names(path: str) -> list[str]:
     try:
         return [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith("user.")]
     except OSError as error:
