@@ -16,7 +16,7 @@ from tests.layers import file_work
 from tests.proofs import write
 
 STEPS = 12
-AT_ONCE = 6
+AT_ONCE = 16
 """Histories that take place at the same time: while one waits for its box, another one works."""
 # Without its site packages, python starts in half the time, of which the whole test consists.
 PROGRAM = ["python3", "-I", "-S", "-X", "utf8", "-c", Path(file_work.__file__).read_text()]
