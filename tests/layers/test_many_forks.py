@@ -7,7 +7,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.api import Box
-from tests.layers.test_states import shell
+from tests.layers.test_states import EXEC_SECONDS, shell
 
 FORKS = 50
 MB = 1 << 20
@@ -39,7 +39,7 @@ print(found)
 
 
 async def attack(fork: Box) -> str:
-    return (await fork.exec(["python3", "-c", ATTACK])).stdout.strip()
+    return (await fork.exec(["python3", "-c", ATTACK], timeout=EXEC_SECONDS)).stdout.strip()
 
 
 @pytest.mark.alone
