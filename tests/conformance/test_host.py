@@ -16,7 +16,7 @@ from tests.conformance.engines import part
 def host() -> Provider:
     config = Config.load()
     provider = HostProvider()
-    provider.settle(str(config.state_dir), str(config.run_dir))
+    provider.set_directories(str(config.state_dir), str(config.run_dir))
     return provider
 
 

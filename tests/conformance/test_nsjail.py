@@ -19,6 +19,6 @@ class TestNsjail(ProviderConformance):
     def make_provider(cls) -> Provider:
         config = Config.load()
         provider = NsjailProvider()
-        provider.settle(str(config.state_dir), str(config.run_dir))
+        provider.set_directories(str(config.state_dir), str(config.run_dir))
         provider.configure({"program": PROGRAM})
         return provider

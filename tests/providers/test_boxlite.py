@@ -21,7 +21,7 @@ boxlite = pytest.importorskip("boxlite", reason="the package boxlite is not inst
 @pytest.fixture
 def provider(tmp_path: Path) -> BoxLiteProvider:
     made = BoxLiteProvider()
-    made.settle(str(tmp_path / "state"), str(tmp_path / "run"))
+    made.set_directories(str(tmp_path / "state"), str(tmp_path / "run"))
     return made
 
 

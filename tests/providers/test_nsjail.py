@@ -109,7 +109,7 @@ def test_the_filter_refuses_what_escapes_use(machine: str) -> None:
 async def test_a_missing_program_is_said_with_the_way_to_get_it() -> None:
     """B26: not usable, why, and how."""
     provider = NsjailProvider()
-    provider.settle("/nonexistent/state", "/nonexistent/run")
+    provider.set_directories("/nonexistent/state", "/nonexistent/run")
     provider.configure({"program": "no-such-nsjail"})
     found = await provider.probe()
     assert (found.usable, "not installed" in found.reason) == (False, True)
@@ -127,7 +127,7 @@ async def test_a_program_that_is_no_nsjail_is_not_usable(tmp_path: Path) -> None
     fake.write_text("#!/bin/sh\necho this is something else >&2\nexit 3\n")
     fake.chmod(0o755)
     provider = NsjailProvider()
-    provider.settle(str(tmp_path / "state"), str(tmp_path / "run"))
+    provider.set_directories(str(tmp_path / "state"), str(tmp_path / "run"))
     provider.configure({"program": str(fake)})
     found = await provider.probe()
     assert not found.usable and "this is something else" in found.reason

@@ -11,5 +11,7 @@ class TestBubblewrap(ProviderConformance):
     @classmethod
     def make_provider(cls) -> Provider:
         provider = registry.find("bubblewrap")()
-        provider.settle(f"{tempfile.gettempdir()}/hutch-sample/state", f"{tempfile.gettempdir()}/hutch-sample/run")
+        provider.set_directories(
+            f"{tempfile.gettempdir()}/hutch-sample/state", f"{tempfile.gettempdir()}/hutch-sample/run"
+        )
         return provider

@@ -108,7 +108,7 @@ class Engines:
             if self._config.enabled:  # An engine that creates a part of them would leave the rest to the umask.
                 directories.make(self._config.state_dir)
                 directories.make(self._config.run_dir)
-            provider.settle(str(self._config.state_dir), str(self._config.run_dir))
+            provider.set_directories(str(self._config.state_dir), str(self._config.run_dir))
             provider.configure(self._config.for_provider(name))
             self._providers[name] = provider
         return provider
@@ -145,13 +145,13 @@ class Engines:
     def record_failure(self, name: str, reason: str) -> None:
         """Note that the engine could not create a box, for a reason of its own."""
         self.breaker(name).record_failure(reason)
-        self.doubt(name)
+        self.forget_probe(name)
 
-    def doubt(self, name: str) -> None:
+    def forget_probe(self, name: str) -> None:
         """After a failure the next report must not rest on an older probe."""
         self._doubted.add(name)
         if name in self._providers:
-            self._providers[name].doubt()
+            self._providers[name].forget_probe()
 
     async def current_capabilities(self, name: str) -> Capabilities:
         """Return the capabilities for a report, probed again after a failure and after a while.
@@ -187,7 +187,7 @@ class Engines:
         try:
             await self.provider(name).check()
         except HutchError:
-            self.doubt(name)  # The probe that follows says what is wrong.
+            self.forget_probe(name)  # The probe that follows says what is wrong.
             return False
         self._confirmed[name] = time.monotonic()
         return True
@@ -228,7 +228,7 @@ class Engines:
                     await self._check_pull(provider, answer.image, profile, capabilities)
                 image = await provider.image(answer.image)
             except Unavailable:  # The engine does not answer, although its probe succeeded.
-                self.doubt(name)
+                self.forget_probe(name)
                 raise
             answer = with_image_defaults(answer, spec, profile, image, capabilities)
             return provider, rights.within(answer, profile, rights.current())

@@ -209,7 +209,7 @@ class Instance(ABC):
             remedy="use the native provider, Docker or Podman; or copy the files out and in",
         )
 
-    async def work_alone(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
+    async def let_jobs_keep_box(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
         """Let a running job keep the box from its dead-man's clock, because the keeper leaves it on purpose."""
 
     @abstractmethod
@@ -258,10 +258,10 @@ class Provider(ABC):
     async def probe(self) -> Capabilities:
         """Return what the engine can do here, verified by doing it once. An unusable engine says why.
 
-        This never raises. The result may be kept until `doubt` is called.
+        This never raises. The result may be kept until `forget_probe` is called.
         """
 
-    def doubt(self) -> None:  # noqa: B027 - a provider that remembers nothing has nothing to doubt
+    def forget_probe(self) -> None:  # noqa: B027 - a provider that remembers nothing has nothing to forget
         """Note that the engine failed: the next probe must verify again."""
 
     async def check(self) -> None:
@@ -356,7 +356,7 @@ class Provider(ABC):
     async def close(self) -> None:
         """Disconnect from the engine. Boxes keep running."""
 
-    def settle(self, state_dir: str, run_dir: str) -> None:  # noqa: B027 most engines need no place on this machine
+    def set_directories(self, state_dir: str, run_dir: str) -> None:  # noqa: B027 most engines need no place on this machine
         """Say where its files may be: those that outlive a restart of the machine, and those of running boxes.
 
         Called once, before `configure`.

@@ -207,7 +207,7 @@ def _provider(name: str, config: Config) -> "Provider":
     provider = registry.find(name)()
     for directory in (config.state_dir, config.run_dir):
         directories.make(directory)
-    provider.settle(str(config.state_dir), str(config.run_dir))
+    provider.set_directories(str(config.state_dir), str(config.run_dir))
     provider.configure(config.for_provider(name))
     return provider
 

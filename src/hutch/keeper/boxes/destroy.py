@@ -123,7 +123,7 @@ class Teardown:
             try:
                 await self._states.update(live.record, into=live, left_at=now, used_at=used_at)
                 if live.instance is not None and live.record.state is State.RUNNING:
-                    await live.instance.work_alone()
+                    await live.instance.let_jobs_keep_box()
             except HutchError as error:
                 log("keeper").warning("box left without a note", box=live.record.id, error=str(error))
             await self._close_instance(live)

@@ -57,7 +57,7 @@ class Health:
         except BoxBroken as broken:
             await self._mark(live, State.ERROR, f"health check failed: {broken.message}", EventCause.HEALTH_CHECK)
         except (HutchError, TimeoutError) as error:
-            self._engines.doubt(live.record.instance.provider)
+            self._engines.forget_probe(live.record.instance.provider)
             reason = f"health check failed: {error or 'no answer'}"
             await self._mark(live, State.UNKNOWN, reason, EventCause.HEALTH_CHECK)
 
@@ -86,7 +86,7 @@ class Health:
                 await self._states.change(live.record, State.ERROR, into=live, reason=f"lost: {gone.message}")
                 raise BoxBroken(f"box {live.record.id} is lost: {gone.message}", remedy="destroy it") from gone
             except HutchError as error:
-                self._engines.doubt(provider.name)
+                self._engines.forget_probe(provider.name)
                 await self._states.change(live.record, State.UNKNOWN, into=live, reason=error.message)
                 raise Unavailable(f"box {live.record.id} cannot be reached: {error.message}") from error
             if live.instance is not None:

@@ -67,7 +67,7 @@ class BoxLiteProvider(Provider):
         self._runtime: Any = None
         self._doubted = False
 
-    def settle(self, state_dir: str, run_dir: str) -> None:
+    def set_directories(self, state_dir: str, run_dir: str) -> None:
         self._state = state_dir
 
     def configure(self, settings: Mapping[str, object]) -> None:
@@ -90,7 +90,7 @@ class BoxLiteProvider(Provider):
             return self._unusable(reason, f"hutch conformance {self.name}, once its machines boot")
         return self._claims()
 
-    def doubt(self) -> None:
+    def forget_probe(self) -> None:
         self._doubted = True
 
     async def _run_canary(self) -> str:

@@ -54,7 +54,7 @@ class CommandProvider(Provider):
     def __init__(self) -> None:
         self._shared_files: SharedFiles | None = None
 
-    def settle(self, state_dir: str, run_dir: str) -> None:
+    def set_directories(self, state_dir: str, run_dir: str) -> None:
         self._shared_files = SharedFiles(self.name, run_dir)
 
     # --- what a subclass says --------------------------------------------------------------------------------
@@ -85,7 +85,9 @@ class CommandProvider(Provider):
     @property
     def shared_files(self) -> SharedFiles:
         if self._shared_files is None:
-            raise EngineError(f"provider {self.name} was not told where its files may be", remedy="call settle() first")
+            raise EngineError(
+                f"provider {self.name} does not know where its files may be", remedy="call set_directories() first"
+            )
         return self._shared_files
 
     async def probe(self) -> Capabilities:

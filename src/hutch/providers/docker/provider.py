@@ -72,7 +72,7 @@ class DockerProvider(Provider):
             return probing.unusable(self.name, error)
         return await probing.probe(self.name, found, self._canary, anew=doubted)
 
-    def doubt(self) -> None:
+    def forget_probe(self) -> None:
         self._context, self._doubted = None, True
 
     async def _canary(self, network: NetworkMode) -> probing.CanaryResult:

@@ -402,7 +402,7 @@ class GuestInstance(Instance):
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
         await self._clock(orphan_grace=orphan_grace_sec, ttl=ttl_sec)
 
-    async def work_alone(self) -> None:
+    async def let_jobs_keep_box(self) -> None:
         await self._clock(works_alone=True)
 
     async def _clock(self, **fields: float | bool | None) -> None:

@@ -70,7 +70,7 @@ class KubernetesProvider(Provider):
     # --- capabilities ----------------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
-        """Prove the cluster with two canary boxes, once; `doubt` asks for it again."""
+        """Prove the cluster with two canary boxes, once; `forget_probe` asks for it again."""
         if self._probed is None:
             found = await probe.probe(self, self._settings)
             if not found.usable:
@@ -78,7 +78,7 @@ class KubernetesProvider(Provider):
             self._probed = found
         return self._probed
 
-    def doubt(self) -> None:
+    def forget_probe(self) -> None:
         self._probed = None
 
     async def check(self) -> None:

@@ -98,7 +98,7 @@ class NativeProvider(Provider):
         carried = found.usable and self._machine_facts().network.how == availability.CARRIED
         return await probe.with_proven_network(found, cache) if carried else found
 
-    def doubt(self) -> None:
+    def forget_probe(self) -> None:
         self._doubted = True
 
     async def check(self) -> None:
