@@ -4,7 +4,6 @@ import json
 import socket
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -25,8 +24,9 @@ SERVE = "nohup python3 -m http.server 8123 >/dev/null 2>&1 &"
 
 
 @pytest.fixture
-def servers(database: str, tmp_path: Path) -> Iterator[tuple[Server, Server]]:
-    with pair(database, HUTCH_STATE_KEY_FILE=str(tmp_path / "state.key")) as both:
+def servers(database: str) -> Iterator[tuple[Server, Server]]:
+    """Each has a state key of its own, so that neither knows the tokens of the other's sandboxes and previews."""
+    with pair(database) as both:
         yield both
 
 

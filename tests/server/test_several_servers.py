@@ -33,12 +33,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def pair(database: str, **settings: str) -> Iterator[tuple[Server, Server]]:
+def pair(database: str) -> Iterator[tuple[Server, Server]]:
     """Two servers with one store, each with a state directory of its own, as on two machines."""
     ports = free_port(), free_port()
     started = [
         serving(
-            "--port", str(port), HUTCH_STORE=database, HUTCH_SERVER_ADVERTISE=f"http://127.0.0.1:{port}", **settings
+            "--port", str(port), HUTCH_STORE=database, HUTCH_SERVER_ADVERTISE=f"http://127.0.0.1:{port}"
         )
         for port in ports
     ]  # fmt: skip

@@ -11,6 +11,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from hutch.errors import HeldElsewhere, PortClosed, Unavailable
 from hutch.keeper.store.open_store import is_shared
+from hutch.model.ids import BoxId, is_box_id
+from hutch.server.auth import Authenticator
 from hutch.server.previews.headers import PASSED_ON, Passage
 from hutch.server.previews.proxy import NotProxied, proxy_http
 from hutch.server.previews.websocket import proxy_websocket
@@ -59,15 +61,26 @@ class Recorded:
 class Peers:
     """Passes requests on to the servers whose addresses the store names."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service = service
+        self._auth = auth
 
     def recorded(self, receive: Receive) -> Recorded:
         """Return a request's messages, to be read by a door that may have to pass the request on."""
         return Recorded(receive, most_bytes=_REPLAYED_BYTES if is_shared(self._service.config) else -1)
 
+    async def check_place(self, box_id: str, client: tuple[str, int] | None) -> None:
+        """Raise HeldElsewhere if a peer keeps the box that a stranger names, who is then authenticated there.
+
+        A token of a sandbox or a preview is made with its server's own key, so that no other server may know it.
+        """
+        held = self._service.keeper.held(BoxId(box_id))
+        if held is None and is_box_id(box_id) and is_shared(self._service.config):
+            self._auth.count_anonymous(client)
+            await self._service.keeper.reconciler.check_place(BoxId(box_id))
+
     async def pass_on(self, elsewhere: HeldElsewhere, scope: Scope, received: Recorded, send: Send) -> None:
-        """Let the server that the error names answer a request, which was authenticated here.
+        """Let the server that the error names answer a request.
 
         The key goes along. Who sent it by TLS must not have it shown to everybody on the way to the other server.
 

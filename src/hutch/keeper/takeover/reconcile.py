@@ -98,6 +98,12 @@ class Reconciler:
                 self._live[box_id] = live
             return live
 
+    async def check_place(self, box_id: BoxId) -> None:
+        """Raise HeldElsewhere if another live keeper has the box. Nothing is taken over: nobody knows yet who asks."""
+        record = None if box_id in self._live else await self._store.get(box_id)
+        if record is not None and record.keeper != self._keeper and not await self._is_abandoned(record):
+            raise await self._held_elsewhere(record)
+
     async def _held_elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",

@@ -57,7 +57,7 @@ class HttpDoor:
     def __init__(self, service: Service, auth: Authenticator, routes: Sequence[Route]) -> None:
         self.service = service
         self._auth = auth
-        self._peers = Peers(service)
+        self._peers = Peers(service, auth)
         self._routes = [(route, tuple(route.path.strip("/").split("/"))) for route in routes]
 
     def claims(self, scope: Scope) -> bool:

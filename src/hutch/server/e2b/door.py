@@ -11,7 +11,6 @@ from hmac import compare_digest
 from hutch import logs
 from hutch.errors import HeldElsewhere, HutchError, Unauthenticated, Unsupported
 from hutch.keeper.access.callers import called_by
-from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
@@ -53,7 +52,7 @@ class E2BDoor:
     def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service = service
         self._auth = auth
-        self._peers = Peers(service)
+        self._peers = Peers(service, auth)
         self._sandboxes = Sandboxes(service)
         self._methods = agent_methods(watchers.Watchers())
 
@@ -127,6 +126,8 @@ class E2BDoor:
     async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> Answer | None:
         """Return the answer, or None after a stream that was sent."""
         call = request.call
+        if request.sandbox:
+            await self._peers.check_place(request.sandbox, request.client)
         if request.sandbox and request.port not in (ENVD_PORT, INTERPRETER_PORT):
             request.name_sandbox(request.sandbox)
             await self._authenticate_by_id(request)
@@ -159,7 +160,6 @@ class E2BDoor:
             return await volumes.serve_content(request, send)
         if not request.sandbox:
             return await routes.serve(request)
-        await request.check_place()
         if request.port == INTERPRETER_PORT:
             return await interpreter.serve(request, send)
         if request.path == "/files":
@@ -255,19 +255,11 @@ class E2BDoor:
     async def _authenticate_by_id(self, request: Request) -> None:
         """Act with the rights of the sandbox's owner for whoever knows its id."""
         self._auth.count_anonymous(request.client)
-        record = await self._record(request.sandbox)
-        if record is None:
+        live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
+        if live is None:
             raise NotRunning(request.sandbox)
-        rights = self._service.rights_of(record.owner)
-        request.call.caller = ANONYMOUS.but(owner=record.owner, role=Role.USER, session=SESSION, rights=rights)
-
-    async def _record(self, sandbox: str) -> BoxRecord | None:
-        """Return the record of a sandbox, whoever keeps it; None if there is none."""
-        keeper = self._service.keeper
-        if not is_box_id(sandbox):
-            return None
-        live = keeper.held(BoxId(sandbox))
-        return live.record if live is not None else await keeper.store.get(BoxId(sandbox))
+        rights = self._service.rights_of(live.record.owner)
+        request.call.caller = ANONYMOUS.but(owner=live.record.owner, role=Role.USER, session=SESSION, rights=rights)
 
 
 def agent_methods(watching: watchers.Watchers) -> dict[str, Unary | ServerStream | ClientStream]:

@@ -4,7 +4,7 @@ import base64
 import binascii
 import posixpath
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -15,7 +15,7 @@ from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.model.boxes import State
-from hutch.model.ids import BoxId, is_box_id
+from hutch.model.ids import is_box_id
 from hutch.server.access import find, using
 from hutch.server.e2b.errors import NotRunning
 from hutch.server.e2b.labels import TEMPLATE, resumes_by_itself
@@ -77,12 +77,6 @@ class Request:
         if TEMPLATE not in live.record.spec.labels or live.record.doomed:
             raise self._missing()
         return live
-
-    async def check_place(self) -> None:
-        """Raise HeldElsewhere if another server keeps the sandbox, before any part of an answer is sent."""
-        if self.call.keeper.held(BoxId(self.sandbox)) is None:
-            with suppress(NotFound):  # Each part of the protocol says this in its own way.
-                await self.find()
 
     def _missing(self) -> NotFound:
         return NotFound(f"Sandbox \"{self.sandbox[:64]}\" doesn't exist or you don't have access to it")

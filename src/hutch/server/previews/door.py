@@ -46,7 +46,7 @@ class PreviewDoor:
         self._service = service
         self._auth = auth
         self._previews = previews
-        self._peers = Peers(service)
+        self._peers = Peers(service, auth)
         self._idle_connections = IdleConnections()
         self._active = 0
         self._idle = asyncio.Event()
@@ -102,6 +102,7 @@ class PreviewDoor:
         if path_name is not None and _is_preflight(scope, headers):
             await _answer_preflight(send)
             return
+        await self._peers.check_place(name.box_id, scope["client"])
         grant = await self._admit(scope, headers, name, path_name)
         live = await self._live(name)
         self._count_connection(scope, grant)
