@@ -9,7 +9,7 @@ import os
 import time
 
 _WRITE = os.O_WRONLY | os.O_CLOEXEC
-PERIOD_US = 100_000  # of every new group; to write it, or a quota, the kernel visits all groups of the machine
+PERIOD_US = 100_000  # of every new group
 MIN_QUOTA_US = 1_000  # the kernel refuses less
 PIDS_HEADROOM = 8  # for the guest, and for what it needs to report that the limit was met
 SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
@@ -122,13 +122,16 @@ def limit_cpu(version: int, directory: str, cpus: float) -> None:
     if version == 2:
         write(f"{directory}/cpu.max", f"{quota} {PERIOD_US}")
         return
+    path = f"{directory}/cpu.cfs_quota_us"
+    if int(read(path)) == quota:
+        return  # a write would have the kernel visit every group of the machine
     try:
-        write(f"{directory}/cpu.cfs_quota_us", str(quota))
+        write(path, str(quota))
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         # v1 refuses a quota above an ancestor's, which holds anyway (Hutch in a container of half a CPU).
-        write(f"{directory}/cpu.cfs_quota_us", str(_ancestors_quota(directory)))
+        write(path, str(_ancestors_quota(directory)))
 
 
 def _ancestors_quota(directory: str) -> int:
@@ -142,6 +145,11 @@ def _ancestors_quota(directory: str) -> int:
             tightest = ours if tightest < 0 else min(tightest, ours)
         above = os.path.dirname(above)
     return tightest
+
+
+def reset_memory_peak(directory: str) -> None:
+    """Have the peak of a v1 group count from now on."""
+    write(f"{directory}/memory.max_usage_in_bytes", "0")
 
 
 def order_freeze(version: int, directory: str) -> None:

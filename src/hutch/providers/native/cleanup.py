@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hutch.errors import EngineError
@@ -132,16 +132,25 @@ async def ends(process: processes.Identity) -> bool:
         os.close(pidfd)
 
 
-async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
-    """End a box, and remove its control groups and directories."""
+async def discard(
+    record: InstanceRecord, *, keep_store: bool = False, retire: Callable[[list[str]], bool] | None = None
+) -> None:
+    """End a box, and remove its control groups and directories.
+
+    `retire` may take the groups for another box instead. It is asked only if the box has ended just now: the paths in
+    an older record are not to be trusted so far.
+    """
     facts: Mapping[str, Any] = record.data
     pidfd = _open(facts)
     if pidfd is None:  # it has ended, or the record is outdated
         facts = _facts(record)
         pidfd = _open(facts)
+    groups = _groups(facts)
     if pidfd is not None:
-        await _end_processes(record, facts, pidfd)
-    await _remove(record, facts, keep_store)
+        await _end_processes(record, groups, pidfd)
+    if pidfd is None or retire is None or not groups or not retire(groups):
+        await _remove_groups(groups)
+    await _remove_files(record, keep_store)
 
 
 def _open(facts: Mapping[str, Any]) -> int | None:
@@ -150,11 +159,11 @@ def _open(facts: Mapping[str, Any]) -> int | None:
     return process.open() if process else None
 
 
-async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any], pidfd: int) -> None:
+async def _end_processes(record: InstanceRecord, groups: list[str], pidfd: int) -> None:
     """Kill the box's first process and wait for its end, which ends every process in its pid namespace."""
     try:
         processes.kill(pidfd)
-        for path in _groups(facts)[-1:]:  # where the freezer is a separate hierarchy, it is the last
+        for path in groups[-1:]:  # where the freezer is a separate hierarchy, it is the last
             _thaw(path)
         await _ended(pidfd, record.box_id)
     finally:
@@ -182,8 +191,8 @@ async def _ended(pidfd: int, box_id: str) -> None:
         loop.remove_reader(pidfd)
 
 
-async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: bool) -> None:
-    for path in reversed(_groups(facts)):
+async def _remove_groups(groups: list[str]) -> None:
+    for path in reversed(groups):
         try:
             os.rmdir(path)
         except FileNotFoundError:
@@ -192,6 +201,9 @@ async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: 
             if error.errno != errno.EBUSY:
                 raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
             await asyncio.to_thread(cgroup_files.remove, path, time.monotonic() + _GROUP_TIMEOUT)
+
+
+async def _remove_files(record: InstanceRecord, keep_store: bool) -> None:
     store = _own(record, "store")
     if store and not keep_store and os.path.isdir(store):
         await asyncio.to_thread(remove_tree, store)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
@@ -124,6 +124,8 @@ class NativeProvider(Provider):
         finally:
             if spawners := self._spawners.pop((order.keeper, False), None):
                 await spawners.close()
+            if tree := self._trees.pop(order.keeper, None):
+                tree.close()
 
     def _machine_facts(self) -> Machine:
         if self._machine is None:
@@ -174,6 +176,8 @@ class NativeProvider(Provider):
         try:
             with theirs:
                 options = wire.write_memfd(orders.guest_options(order))
+                tree = self._trees.get(order.keeper)
+                message["spare_group"] = tree.take_spare() if tree else ""
                 try:
                     descriptors = [options, theirs.fileno(), *trees]
                     pending = await self._spawners_of(order.keeper, network).create(message, descriptors)
@@ -367,13 +371,21 @@ class NativeProvider(Provider):
         paths = record.data.get("groups")
         if not isinstance(paths, list) or not paths:
             return None
-        tree = self._trees.get(record.keeper)
-        if tree is None:
-            tree = self._trees[record.keeper] = Tree(self._machine_facts().cgroups, _group_name(record.keeper))
+        tree = self._tree(record.keeper)
         try:
             return tree.made(paths) if fresh else tree.open(paths)
         except FileNotFoundError:
             return None
+
+    def _tree(self, keeper: str) -> Tree:
+        if keeper not in self._trees:
+            self._trees[keeper] = Tree(self._machine_facts().cgroups, _group_name(keeper))
+        return self._trees[keeper]
+
+    def _retire_group(self, keeper: str) -> Callable[[list[str]], bool] | None:
+        """What keeps the group of an ended box for the next one, if this process makes boxes for that keeper."""
+        makes_boxes = any(keeper == name for name, _ in self._spawners)
+        return (lambda paths: self._tree(keeper).retire(paths)) if makes_boxes else None
 
     async def fork(
         self, order: Order, planned: InstanceRecord, source: Instance, state: Awaitable[str]
@@ -425,7 +437,7 @@ class NativeProvider(Provider):
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
         self._watchdogs.forget(record.box_id)
         self._ended_foreign_boxes |= all(record.keeper != keeper for keeper, _ in self._spawners)
-        await cleanup.discard(record, keep_store=keep_store)
+        await cleanup.discard(record, keep_store=keep_store, retire=self._retire_group(record.keeper))
         if not keep_store:
             self._images.release(record.box_id)
 

@@ -122,6 +122,11 @@ class Children:
         trouble, self._zygote.trouble = self._zygote.trouble, ""
         return trouble
 
+    def add_spare_group(self, name: str) -> None:
+        """Have the next child use the control group of a box that has ended, if the keeper named one."""
+        if name and self._tree is not None:
+            self._tree.add_spare(name)
+
     def begin(self, order: Order) -> Child:
         """Make a child that performs all programs without waiting."""
         return self._begin(order.box_id, order.template, order.group_limits, order)

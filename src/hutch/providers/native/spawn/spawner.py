@@ -161,6 +161,7 @@ class Spawner:
 
     def _create(self, message: wire.Message, fds: list[int]) -> None:
         order = _parse_order(message, fds)
+        self._children.add_spare_group(message["spare_group"])
         child = self._prestarted_for(order)
         if child is None:
             child = self._children.begin(order)
