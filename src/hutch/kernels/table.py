@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hutch.errors import Conflict, Invalid, NotFound, QuotaExceeded
 from hutch.kernels.bash import is_name
 from hutch.kernels.kernel import Kernel
-from hutch.kernels.live.fork import KernelCopy, check_forkable, copy_memory, park_copy, start_cold_placeholder
+from hutch.kernels.live.fork import Copier, KernelCopy, check_forkable, park_copy, start_cold_placeholder
 from hutch.kernels.warm.templates import Templates
 from hutch.model.code import (
     LANGUAGE_ALIASES,
@@ -265,9 +265,13 @@ class Copies:
         """
         new = [(table, box) for table, box in boxes if isinstance(box, NativeInstance)]
         for copy in self._copies:
-            placeholders = await asyncio.gather(*(table.start_placeholder(box, copy) for table, box in new))
-            into = [(table, box, process) for (table, box), process in zip(new, placeholders, strict=True)]
-            await copy_memory(copy, [(box, process) for _, box, process in into])
+            copier = Copier()
+            try:
+                placeholders = await asyncio.gather(*(table.start_placeholder(box, copy) for table, box in new))
+                into = [(table, box, process) for (table, box), process in zip(new, placeholders, strict=True)]
+                await copier.copy(copy, [(box, process) for _, box, process in into])
+            finally:
+                await asyncio.shield(copier.close())
             await asyncio.gather(*(table.receive(box, copy, process) for table, box, process in into))
         for table, _ in new:
             for kernel in self._others:

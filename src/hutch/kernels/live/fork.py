@@ -117,46 +117,49 @@ async def start_cold_placeholder(box: NativeInstance, name: str) -> GuestProcess
     return await box.start(Command(command=_PLACEHOLDER, name=name, follow=True))
 
 
-async def copy_memory(copy: KernelCopy, placeholders: Sequence[tuple[NativeInstance, GuestProcess]]) -> None:
-    """Have a copier make each placeholder continue as the copy.
+class Copier:
+    """The process that copies one kernel; it is started while the placeholders are, because it has to import first."""
 
-    Raises:
-        EngineError: It could not; the placeholders have ended.
-    """
-    pids = [await box.host_pid(process) for box, process in placeholders]
-    targets = [(pid, os.pidfd_open(pid)) for pid in pids]
-    ours, theirs = wire.pair()
-    try:
+    def __init__(self) -> None:
+        self._sock, theirs = wire.pair()
         with theirs:
-            copier = _spawn_copier(theirs.fileno())
-        message = {"source": copy.pid, "targets": [pid for pid, _ in targets]}
-        wire.send(ours, message, [copy.pidfd, *(pidfd for _, pidfd in targets)])
-        ours.setblocking(False)
-        report = await receive(ours, _COPY_SECONDS)
-    finally:
-        ours.close()
-        for _, pidfd in targets:
-            os.close(pidfd)
-    with suppress(ProcessLookupError):
-        os.kill(copier, signal.SIGKILL)  # Not reaped yet, so the pid is its own. It has ended, or hangs.
-    await asyncio.to_thread(os.waitpid, copier, 0)
-    if report is None or "error" in report:
-        why = "it took too long" if report is None else str(report["error"])
-        raise EngineError(
-            f"kernel {copy.kernel.id} could not be copied: {why}", op="fork",
-            remedy="fork without kernel, and run in each fork what it needs",
-        )  # fmt: skip
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCE],
+                {"LANG": "C.UTF-8"},
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET)],
+                setsid=True,
+            )
 
+    async def copy(self, copy: KernelCopy, placeholders: Sequence[tuple[NativeInstance, GuestProcess]]) -> None:
+        """Make each placeholder continue as the copy.
 
-def _spawn_copier(fd: int) -> int:
-    """Start the process with an environment of its own, and this descriptor."""
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCE],
-        {"LANG": "C.UTF-8"},
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, _SOCKET)],
-        setsid=True,
-    )
+        Raises:
+            EngineError: It could not; the placeholders have ended.
+        """
+        pids = [await box.host_pid(process) for box, process in placeholders]
+        targets: list[int] = []
+        try:
+            targets += [os.pidfd_open(pid) for pid in pids]
+            wire.send(self._sock, {"source": copy.pid, "targets": pids}, [copy.pidfd, *targets])
+            self._sock.setblocking(False)
+            report = await receive(self._sock, _COPY_SECONDS)
+        finally:
+            for pidfd in targets:
+                os.close(pidfd)
+        if report is None or "error" in report:
+            why = "it took too long" if report is None else str(report["error"])
+            raise EngineError(
+                f"kernel {copy.kernel.id} could not be copied: {why}", op="fork",
+                remedy="fork without kernel, and run in each fork what it needs",
+            )  # fmt: skip
+
+    async def close(self) -> None:
+        """End the process."""
+        self._sock.close()
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)  # Not reaped yet, so the pid is its own. It has ended, or hangs.
+        await asyncio.to_thread(os.waitpid, self._pid, 0)
 
 
 def check_forkable(kernels: Sequence[Kernel], box_id: str) -> list[Kernel]:

@@ -11,7 +11,7 @@ from contextlib import closing
 from ctypes import byref, c_size_t, c_uint64
 
 from hutch.linux import kernel
-from hutch.linux.address_space import PAGE, Area, areas, overlaps, pages
+from hutch.linux.address_space import PAGE, Area, areas, overlaps, pages, same_frames
 from hutch.linux.ptrace import Tracee
 
 _CHUNK = 1 << 20
@@ -36,8 +36,10 @@ class MemoryCopy:
     def __init__(self, source: Tracee, target: Tracee) -> None:
         self._source = source
         self._target = target
+        self._wanted = areas(source.pid)
+        """What the source has mapped."""
         if not source.gate:
-            source.find_gate(*_vdso(source.pid))
+            source.find_gate(*_vdso(self._wanted))
         self._scratch = 0
         """Memory of the target that both have free: an instruction, and room for arguments."""
         self._whole: list[Area] = []
@@ -53,7 +55,7 @@ class MemoryCopy:
         """
         source, target = self._source, self._target
         wanted = source.registers()
-        target.find_gate(*_vdso(target.pid))
+        target.find_gate(*_vdso(areas(target.pid)))
         self._make_scratch()
         self._move_rseq(target.rseq(), source.rseq(), leave=True)
         self._move_special_areas()
@@ -62,7 +64,7 @@ class MemoryCopy:
         self._fill()
         self._move_rseq(target.rseq(), source.rseq(), leave=False)
         self._set_thread()
-        target.find_gate(*_vdso(target.pid))
+        target.find_gate(*_vdso(areas(target.pid)))
         target.call("munmap", self._scratch, _SCRATCH_PAGES * PAGE)
         target.set_registers(wanted)
         target.set_extended_state(source.extended_state())
@@ -74,7 +76,7 @@ class MemoryCopy:
         """Map a place for an instruction that stays while everything else is exchanged."""
         target, size = self._target, _SCRATCH_PAGES * PAGE
         free = _LOWEST
-        for start, end, _, _ in overlaps(areas(self._source.pid), areas(target.pid)):
+        for start, end, _, _ in overlaps(self._wanted, areas(target.pid)):
             if start - free >= 3 * size:
                 break
             free = max(free, end)
@@ -119,7 +121,7 @@ class MemoryCopy:
 
     def _move_special_areas(self) -> None:
         """Put the vDSO and its data where the source has them."""
-        theirs = {area.name: area for area in areas(self._source.pid) if area.special}
+        theirs = {area.name: area for area in self._wanted if area.special}
         for area in areas(self._target.pid):
             wanted = theirs.get(area.name)
             if area.special and wanted is not None and wanted.start != area.start:
@@ -129,7 +131,7 @@ class MemoryCopy:
     def _set_layout(self) -> None:
         """Have the kernel know the same heap, stack and arguments."""
         theirs, ours = _layout(self._source.pid), _layout(self._target.pid)
-        heap = [area.end for area in areas(self._source.pid) if area.name == "[heap]"]
+        heap = [area.end for area in self._wanted if area.name == "[heap]"]
         end = max(heap, default=theirs[4])
         if theirs == ours:
             self._target.call("brk", end)
@@ -141,8 +143,7 @@ class MemoryCopy:
     def _map_areas(self) -> None:
         """Give the target the source's areas, and take away what the source does not have."""
         target = self._target
-        theirs = areas(self._source.pid)
-        for start, end, wanted, present in overlaps(theirs, areas(target.pid)):
+        for start, end, wanted, present in overlaps(self._wanted, areas(target.pid)):
             if self._scratch <= start < self._scratch + _SCRATCH_PAGES * PAGE:
                 continue
             if wanted is None:
@@ -201,9 +202,9 @@ class MemoryCopy:
         for area in self._whole:
             self._copy_whole(area)
         with closing(_Pagemap(self._source.pid)) as theirs, closing(_Pagemap(self._target.pid)) as ours:
-            for start, end, wanted, _ in overlaps(areas(self._source.pid), []):
-                if wanted is not None and not wanted.special and not wanted.shared:
-                    self._copy_pages(start, end, theirs.fd, ours.fd)
+            for area in self._wanted:
+                if not area.special and not area.shared:
+                    self._copy_pages(area.start, area.end, theirs.fd, ours.fd)
 
     def _copy_whole(self, area: Area) -> None:
         for start in range(area.start, area.end, PAGE):
@@ -219,6 +220,9 @@ class MemoryCopy:
         second = int.from_bytes(pages(ours, start, end, own=True), "little")
         if not first and not second:
             return
+        if first & second:  # What both still share with one template needs no look.
+            same = int.from_bytes(same_frames(theirs, ours, start, end), "little")
+            first, second = first & ~same, second & ~same
         owners = (first | second << 1).to_bytes(count, "little")
         for found in re.finditer(rb"\x02+", owners):
             at, size = start + found.start() * PAGE, (found.end() - found.start()) * PAGE
@@ -229,7 +233,8 @@ class MemoryCopy:
 
     def _copy_chunk(self, at: int, size: int) -> None:
         """Write what differs, page by page: pages that are the same stay shared with the template."""
-        wanted, present = memoryview(self._source.read(at, size)), memoryview(self._target.read(at, size))
+        # Compared as bytes: memoryviews are compared item by item, which takes sixty times as long.
+        wanted, present = self._source.read(at, size), self._target.read(at, size)
         if wanted == present:
             return
         begin: int | None = None
@@ -242,7 +247,7 @@ class MemoryCopy:
                 self._write(at + begin, wanted[begin:position])
                 begin = None
 
-    def _write(self, address: int, data: bytes | memoryview) -> None:
+    def _write(self, address: int, data: bytes) -> None:
         self._target.write(address, data)
         self.copied += len(data)
 
@@ -255,8 +260,8 @@ class _Pagemap:
         os.close(self.fd)
 
 
-def _vdso(pid: int) -> tuple[int, int]:
-    for area in areas(pid):
+def _vdso(mapped: list[Area]) -> tuple[int, int]:
+    for area in mapped:
         if area.name == "[vdso]":
             return area.start, area.end - area.start
     raise OSError("the process has no vDSO")
