@@ -105,7 +105,7 @@ class Link(asyncio.BufferedProtocol):
                 await self._hello_received
         except TimeoutError as error:
             self.close()
-            raise Unavailable(f"the guest did not greet within {timeout:g} s", op="connect") from error
+            raise Unavailable(f"the guest sent no hello within {timeout:g} s", op="connect") from error
         except BaseException:
             self.close()
             raise
@@ -270,7 +270,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _take_hello(self, payload: bytes) -> None:
         if self._hello_received.done():
-            raise ProtocolError("a second greeting")
+            raise ProtocolError("a second hello")
         hello = _decode(payload)
         if hello.get("version") not in SPEAKS:
             self._lose(BoxBroken(f"the guest speaks version {hello.get('version')!r} of the protocol, not {SPEAKS}"))
