@@ -9,11 +9,14 @@ import base64
 import hashlib
 import hmac
 import time
+from collections.abc import Iterable
 
 from hutch.errors import Unauthenticated
 from hutch.keeper.store.state_key import StateKey
 
 PREFIX = "e2b_"
+MAX_COMPARED = 5_000
+"""Tokens with which one signature is compared. That takes about 12 ms, which anybody without a key can ask for."""
 _PURPOSE = "tokens of E2B sandboxes"
 
 
@@ -68,7 +71,22 @@ class SignedRequest:
         self._signed = f"{path}:{'write' if writes else 'read'}:{user}:"
         self._expiration = expiration
 
-    def is_signed_by(self, token: str) -> bool:
+    def signer(self, tokens: Tokens, candidates: Iterable[tuple[str, str]]) -> tuple[str, str]:
+        """Return the sandbox and the id of the key whose token signed this, of the pairs that may have.
+
+        Raises:
+            Unauthenticated: None of them did, or none of the first `MAX_COMPARED`.
+        """
+        for number, (sandbox, key_id) in enumerate(candidates):
+            if number == MAX_COMPARED:
+                raise Unauthenticated(
+                    "invalid signature, or one of too many sandboxes", remedy="name the sandbox by E2b-Sandbox-Id"
+                )
+            if self._is_signed_by(tokens.of(sandbox, key_id)):
+                return sandbox, key_id
+        raise Unauthenticated("invalid signature")
+
+    def _is_signed_by(self, token: str) -> bool:
         text = self._signed + token + (f":{self._expiration}" if self._expiration else "")
         digest = base64.b64encode(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()).rstrip(b"=")
         return hmac.compare_digest(b"v1_" + digest, self._signature.encode("utf-8", "replace"))

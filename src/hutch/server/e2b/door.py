@@ -5,13 +5,15 @@ E2B's agent `envd`, 49999 the code interpreter, any other port a program in the 
 plane's, found by their paths.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from hmac import compare_digest
 
 from hutch import logs
 from hutch.errors import HeldElsewhere, HutchError, Unauthenticated, Unsupported
 from hutch.keeper.access.callers import called_by
-from hutch.keeper.keys import Role
+from hutch.keeper.keys import Key, Role
 from hutch.logs import log
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.guest_client.allowance import allowed
@@ -224,25 +226,27 @@ class E2BDoor:
         request.name_sandbox(request.sandbox)
 
     async def _authenticate_signature(self, request: Request) -> None:
-        """Find the sandbox and the key whose token signed a URL. The URL names neither."""
+        """Find the sandbox and the key whose token signed a URL. Most SDKs name neither in it."""
         query = request.query
         signed = SignedRequest(
             query.get("path", ""), query.get("username", ""), query.get("signature", ""),
             query.get("signature_expiration", ""), writes=request.method == "POST",
         )  # fmt: skip
         self._auth.count_anonymous(request.client)
-        tokens = self._sandboxes.tokens
-        keys = [key for key in await self._service.keys.all() if key.revoked_at is None]
-        for record in self._service.keeper.boxes():
-            if TEMPLATE not in record.spec.labels or request.sandbox not in ("", record.id):
-                continue
-            for key in keys:
-                if key.owner == record.owner and signed.is_signed_by(tokens.of(record.id, key.id)):
-                    signed.check_expiration()
-                    request.sandbox = record.id
-                    await self._act_for(request, key.id)
-                    return
-        raise Unauthenticated("invalid signature")
+        candidates = self._possible_signers(request.sandbox, await self._service.keys.all())
+        request.sandbox, key_id = signed.signer(self._sandboxes.tokens, candidates)
+        signed.check_expiration()
+        await self._act_for(request, key_id)
+
+    def _possible_signers(self, named: str, keys: Iterable[Key]) -> Iterator[tuple[str, str]]:
+        """Yield each sandbox, or the one that is named, with each key of its owner: the newest sandbox first."""
+        of_owner: defaultdict[str, list[str]] = defaultdict(list)
+        for key in keys:
+            if key.revoked_at is None:
+                of_owner[key.owner].append(key.id)
+        for record in sorted(self._service.keeper.boxes(), key=lambda record: record.created_at, reverse=True):
+            if TEMPLATE in record.spec.labels and named in ("", record.id):
+                yield from ((record.id, key_id) for key_id in of_owner[record.owner])
 
     def _is_open(self, request: Request) -> bool:
         """Whether the protocol lets everybody who knows a sandbox's id do this: ask for its health, see contexts.
