@@ -1,5 +1,7 @@
-"""Other people's programs on E2B's SDK, installed from PyPI, run unchanged against Hutch (S13)."""
+"""Other people's programs on E2B's SDK, installed from PyPI and npm, run unchanged against Hutch (S13)."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,46 @@ assert backend.download_files(["/home/user/up"])[0].content == b"bytes"
 sandbox.kill()
 print("done")
 """
+JAVASCRIPT = {"@computesdk/e2b": "1.7.52"}
+JAVASCRIPT_CODE = """
+import assert from 'node:assert/strict'
+import { e2b } from '@computesdk/e2b'
+
+const { sandbox: sandboxes } = e2b({ apiKey: process.env.E2B_API_KEY })
+const sandbox = await sandboxes.create()
+try {
+  const done = await sandbox.runCommand('echo from computesdk; echo wrong >&2; exit 3')
+  assert.deepEqual([done.stdout.trim(), done.stderr.trim(), done.exitCode], ['from computesdk', 'wrong', 3])
+  await sandbox.filesystem.mkdir('/home/user/made')
+  await sandbox.filesystem.writeFile('/home/user/made/note', 'text')
+  assert.equal(await sandbox.filesystem.readFile('/home/user/made/note'), 'text')
+  assert.deepEqual((await sandbox.filesystem.readdir('/home/user/made')).map((entry) => entry.name), ['note'])
+  await sandbox.filesystem.remove('/home/user/made/note')
+  assert.equal(await sandbox.filesystem.exists('/home/user/made/note'), false)
+  assert.ok((await sandboxes.list()).some((each) => each.sandboxId === sandbox.sandboxId))
+  assert.equal((await sandboxes.getById(sandbox.sandboxId)).sandboxId, sandbox.sandboxId)
+} finally {
+  await sandbox.destroy()
+}
+console.log('done')
+process.exit(0)
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1200)
+def test_programs_from_npm(hutch_e2b: E2B, tmp_path: Path) -> None:
+    """(S13) ComputeSDK's sandboxes work with only the SDK's variables set."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed: tools/setup.sh installs it")
+    (tmp_path / "program.mjs").write_text(JAVASCRIPT_CODE)
+    (tmp_path / "package.json").write_text(json.dumps({"private": True, "dependencies": JAVASCRIPT}))
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+    run(npm, tmp_path, 280, npm_config_cache=str(tmp_path / "cache"))
+    assert run(["node", "program.mjs"], tmp_path, 200, **hutch_e2b.environment).endswith("done\n")
+    packages = ("@computesdk/e2b", "e2b")
+    manifests = {name: json.loads((tmp_path / "node_modules" / name / "package.json").read_text()) for name in packages}
+    proofs.write("e2b-programs-npm", programs=[f"{name}@{manifests[name]['version']}" for name in packages])
 
 
 @pytest.mark.proof
