@@ -47,7 +47,7 @@ _CONTENT = "/volumecontent/"
 
 
 class E2BDoor:
-    """Serves E2B's protocol; see docs/guides/e2b.md for what of it."""
+    """Serves the parts of E2B's protocol that docs/guides/e2b.md lists."""
 
     name = "e2b"
 
@@ -72,7 +72,7 @@ class E2BDoor:
         return ours and scope["type"] == "http"
 
     def _is_sandbox(self, name: PortName) -> bool:
-        """Whether a host name is one of a sandbox, also of one that has ended."""
+        """Whether a host name belongs to a sandbox, running or ended."""
         if str(name.port) in (ENVD_PORT, INTERPRETER_PORT) or name.box_id in self._sandboxes.ended:
             return True
         live = self._service.keeper.held(name.box_id)
@@ -126,7 +126,7 @@ class E2BDoor:
         return answer_of(error)
 
     async def _serve(self, request: Request, scope: Scope, receive: Receive, send: Send) -> Answer | None:
-        """Return the answer, or None after a stream that was sent."""
+        """Return the answer to send, or None if a stream was sent already."""
         call = request.call
         if request.sandbox:
             await self._peers.check_place(request.sandbox, request.client)
@@ -193,10 +193,10 @@ class E2BDoor:
         call.caller = caller.but(session=SESSION)
 
     async def _authenticate_token(self, request: Request) -> None:
-        """Authenticate a data-plane request by the sandbox's token, which acts for the key that it was given to."""
+        """Authenticate a data-plane request by the sandbox's token, and act for the key it was issued to."""
         token = request.call.header("x-access-token")
         if not request.sandbox:
-            self._auth.count_anonymous(request.client)  # Looking through all sandboxes costs something.
+            self._auth.count_anonymous(request.client)  # The search below goes through every sandbox.
             request.sandbox = self._owner_of(token)
         key_id = self._sandboxes.tokens.key_of(request.sandbox, token)
         await self._act_for(request, key_id)
@@ -209,7 +209,7 @@ class E2BDoor:
         await self._act_for(request, key_id)
 
     def _owner_of(self, token: str) -> str:
-        """Return the sandbox to which a token belongs. Releases before 2.35 do not name it after `connect`."""
+        """Return the sandbox that a token opens. SDKs before 2.35 do not name the sandbox after `connect`."""
         key_id, of = token.partition(".")[0], self._sandboxes.tokens.of
         for record in self._service.keeper.boxes():
             if TEMPLATE in record.spec.labels and compare_digest(
@@ -257,7 +257,7 @@ class E2BDoor:
         return request.path == "/health" or contexts
 
     async def _authenticate_by_id(self, request: Request) -> None:
-        """Act with the rights of the sandbox's owner for whoever knows its id."""
+        """Let whoever knows the sandbox's id act with the rights of its owner."""
         self._auth.count_anonymous(request.client)
         live = self._service.keeper.held(BoxId(request.sandbox)) if is_box_id(request.sandbox) else None
         if live is None:

@@ -25,7 +25,7 @@ _STATUS_OF_CONNECT = {name: status for status, name in reversed(_CONNECT.items()
 
 
 class Answer(NamedTuple):
-    """A whole answer, as the door sends it."""
+    """A complete HTTP answer, which the door sends in one piece."""
 
     status: int = 200
     body: bytes = b""

@@ -20,16 +20,16 @@ from hutch.server.request import Message, Send
 
 KEEPALIVE_SECONDS = 5.0
 LONGEST_SECONDS = 86400.0
-"""A client ends its code by leaving; this bounds code whose client never leaves."""
+"""Upper bound for one run. A client interrupts its code by disconnecting, but some never disconnect."""
 _QUEUED = 64
 _NAMES = {
     "text/plain": "text", "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg",
     "image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",
     "application/json": "json", "application/javascript": "javascript", TABLE_MIME: "data", CHART_MIME: "chart",
 }  # fmt: skip
-"""From media types to the fields of a result; all others are in `extra`."""
+"""The field of a result for each media type. Other media types go into the field `extra`."""
 _DEFAULTS = ("python", "javascript")
-"""The contexts that every sandbox has from its start."""
+"""Contexts that every sandbox lists from its start. Their kernels start when they are first used."""
 
 _HEAD: Message = {
     "type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]
@@ -37,10 +37,10 @@ _HEAD: Message = {
 
 Line = dict[str, Any]
 Lines = asyncio.Queue[tuple[Line, int] | BaseException | None]
-"""Lines with about how many bytes of memory they take."""
+"""Lines that wait to be sent, each with the bytes of memory that it is counted as."""
 _END: Line = {"type": "end_of_execution"}
 JSON_COST = 4
-"""Bytes of memory that a byte of JSON takes when it was parsed."""
+"""Bytes of memory that one byte of JSON takes once it is parsed."""
 
 
 class ExecuteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ def _context(kernel: KernelInfo) -> Line:
 
 
 async def _execute(request: Request, send: Send) -> None:
-    """Run code and send what it prints and shows, a line of JSON each. A client that leaves interrupts it."""
+    """Run code and stream what it prints and displays as lines of JSON. A client that disconnects interrupts it."""
     body = await request.body(ExecuteBody)
     if body.context_id and body.language:
         raise Invalid("Only one of context_id or language can be provided")

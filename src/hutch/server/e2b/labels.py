@@ -1,4 +1,4 @@
-"""What a box's labels say about it as a sandbox. Metadata of E2B are labels too, under their own names."""
+"""The labels that make a box a sandbox. A caller's metadata are labels too, under the names that the caller chose."""
 
 from hutch.errors import Invalid
 from hutch.keeper.boxes.records import BoxRecord
@@ -28,12 +28,12 @@ SNAPSHOT_TEMPLATE = f"{PREFIX}snapshot-template"
 
 
 def ours(given: dict[str, str]) -> dict[str, str]:
-    """Return the labels without a caller's metadata."""
+    """Return the server's own labels, without the caller's metadata."""
     return {key: value for key, value in given.items() if key.startswith(PREFIX)}
 
 
 def of_metadata(metadata: dict[str, str]) -> dict[str, str]:
-    """Return the labels for a caller's metadata, which may not pretend to be ours."""
+    """Return the caller's metadata as labels. Invalid if a name is reserved for the server's own."""
     for key in metadata:
         if key.startswith(PREFIX):
             raise Invalid(f"metadata has the key {key!r}: names that begin with {PREFIX!r} are the server's own")

@@ -32,7 +32,7 @@ HOMES = {"user": "/home/user", "root": "/root"}
 
 
 class Request:
-    """What the handlers of all parts of the protocol take."""
+    """A request with the sandbox that it concerns. Every handler takes one."""
 
     def __init__(self, call: Call, scope: Scope, sandboxes: Sandboxes) -> None:
         self.call = call
@@ -53,7 +53,7 @@ class Request:
         # The SDKs send the headers to a host name of the sandbox too. The name counts, because the door went by it.
         named = call.service.previews.hosts.parse(call.header("host"))
         self.by_host = named is not None
-        """Whether a host name of its own names it, at which no page of the server's is served."""
+        """Whether the sandbox was named by a host name of its own, where no page of the server is served."""
         if named is not None:
             self.sandbox, self.port = named.box_id, str(named.port)
         if not (self.port.isascii() and self.port.isdigit() and len(self.port) < 6 and 1 <= int(self.port) <= 65535):

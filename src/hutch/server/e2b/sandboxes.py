@@ -1,4 +1,4 @@
-"""Sandboxes of one server: their creation, clocks, pauses and ends, on boxes; and what is open to them now."""
+"""What the door does with boxes as sandboxes (clocks, pauses, sudo), and what it remembers between requests."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from hutch.server.keyed_boxes import KeyedBoxes
 from hutch.server.service import Service
 
 MAX_ENDED = 10_000
-"""Sandboxes that have ended and are remembered, so that their host names say so."""
+"""How many ended sandboxes are remembered. Their host names then answer that the sandbox has ended."""
 SUDO_JOB = "hutch-sudo"
 """The name of the job that is root's part of sudo. Clients do not see it among the processes."""
 MAX_SUDO = 10_000
@@ -30,7 +30,7 @@ _SUDO_IMAGES = frozenset(f"oci:{name}" for name in base.PACKAGES)
 
 
 class Sandboxes:
-    """What the door keeps between requests: nothing that a restart would miss, besides open connections."""
+    """The door's state between requests. A restart may lose all of it without harm, besides open connections."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -39,7 +39,7 @@ class Sandboxes:
         self.streams = Streams()
         self.sudo = Sudo()
         self.ending: set[str] = set()
-        """Sandboxes that are being killed: whose streams are told so must not find them alive when they ask."""
+        """Sandboxes that are being killed. A client whose stream was cut asks at once, and must not find them alive."""
         self.ended: dict[str, None] = {}
         """Sandboxes that have ended, the oldest first. A restart forgets them."""
         service.keeper.teardown.destroyed_hooks.append(self._remember)
@@ -77,7 +77,7 @@ class Sandboxes:
         await self.set_end(live, 0.0)
 
     async def check_guest(self, live: Live) -> None:
-        """Raise Unavailable unless what runs the commands of the sandbox answers."""
+        """Raise Unavailable unless the guest of the sandbox answers."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 await live.running.check()
@@ -91,7 +91,7 @@ class Sandboxes:
     async def relabel(
         self, live: Live, labels: dict[str, str], *, ttl_sec: float, action: TtlAction = TtlAction.DESTROY
     ) -> None:
-        """Give a new fork labels and an end of its own, instead of those of the box that it was forked from."""
+        """Replace the labels and the end that a new fork has taken over from its source."""
         updater = self.keeper.updater
         await updater.set_labels(live, labels)
         await updater.set_ttl(live, ttl_sec, action)

@@ -6,11 +6,11 @@ from collections.abc import Awaitable
 from contextlib import suppress
 
 CLOSE_SECONDS = 5.0
-"""A stream that was cut has closed what it held in the box after this time."""
+"""How long to wait until a stream that was cut has released the box."""
 
 
 class Cut(Exception):
-    """The stream ends because its sandbox does, or is paused."""
+    """The stream was ended because its sandbox ends or is paused."""
 
 
 class Streams:
@@ -19,10 +19,10 @@ class Streams:
     def __init__(self) -> None:
         self._open: defaultdict[str, dict[asyncio.Timeout, asyncio.Event]] = defaultdict(dict)
         self._being_cut: set[asyncio.Timeout] = set()
-        """Streams that were told to end and have not yet: a timeout that has passed cannot be set again."""
+        """Streams that are ending. They are not cut again, because a timeout that has expired cannot be rescheduled."""
 
     async def run(self, sandbox: str, work: Awaitable[None]) -> None:
-        """Wait for `work`, which sends a stream. Cut if `cut` was called."""
+        """Run `work`, which sends a stream, to its end. Raises Cut if `cut` ended it."""
         ended = asyncio.Event()
         try:
             async with asyncio.timeout(None) as scope:

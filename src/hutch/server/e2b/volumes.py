@@ -31,7 +31,7 @@ from hutch.server.e2b.requests import Request
 from hutch.server.request import Send
 
 TOP = "/workspace"
-"""Where the box that reads and writes a volume has it."""
+"""Where a volume is mounted in the box that reads and writes its content."""
 IDLE_SECONDS = 60.0
 MAX_DEPTH = 64
 MAX_ENTRIES = 100_000
@@ -105,7 +105,7 @@ def _shown(request: Request, volume: Volume, status: int = 200) -> Answer:
 
 
 def subject(name: str) -> str:
-    """Return what a token for the content of a volume is made for."""
+    """Return the subject for which the token of a volume's content is derived."""
     return VOLUME + name
 
 
@@ -147,7 +147,7 @@ async def serve_content(request: Request, send: Send) -> Answer | None:
 
 @asynccontextmanager
 async def _reading(request: Request) -> AsyncIterator[BoxHandle]:
-    """Use the box that has the volume of the request as its workspace. Callers that meet share one."""
+    """Use the box that has the volume of the request as its workspace. Concurrent requests share one box."""
     caller, readers = request.call.caller, request.sandboxes.readers
     volume = await _find(request, volume_of_content(request.path))
     key = _key(volume.name)
@@ -218,7 +218,7 @@ def _is_forced(request: Request) -> bool:
 
 
 async def _change(box: BoxHandle, path: str, wanted: Metadata) -> None:
-    """Give a file another owner, as the root of the box, or another mode."""
+    """Change the owner (as the box's root) and the mode of a file."""
     commands = []
     if wanted.uid is not None or wanted.gid is not None:
         uid, gid = ("" if each is None else str(each) for each in (wanted.uid, wanted.gid))
@@ -238,7 +238,7 @@ def _entry(entry: FileInfo, status: int = 200) -> Answer:
 
 
 def _described(entry: FileInfo) -> dict[str, object]:
-    """Describe a file. Hutch knows one time of it, that of its last change."""
+    """Describe a file. All its times are that of its last change, the only one that Hutch records."""
     at = rfc3339(entry.mtime)
     path = entry.path.removeprefix(TOP) or "/"
     described: dict[str, object] = {

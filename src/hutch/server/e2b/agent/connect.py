@@ -23,7 +23,7 @@ from hutch.server.request import Send
 
 T = TypeVar("T")
 Message = dict[str, Any]
-"""A message that is sent. Those that are received are structs."""
+"""A message to send. Received messages are structs."""
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ async def serve_client_stream(request: Request, method: ClientStream) -> Answer:
 
 
 async def serve_unary(request: Request, method: Unary) -> Answer:
-    """Answer one message with one message."""
+    """Serve a unary call: one message, one answer."""
     try:
         result = await method.handler(request, await request.body(method.takes))
     except HutchError as error:
@@ -102,7 +102,7 @@ async def serve_unary(request: Request, method: Unary) -> Answer:
 
 
 async def serve_stream(request: Request, send: Send, method: ServerStream) -> None:
-    """Answer one message with a stream of them.
+    """Serve a server stream: one message, many answers.
 
     The request is read to its end before the head of the answer is sent: clients that get an answer early may drop the
     rest of what they send.
@@ -210,7 +210,7 @@ def _code(error: HutchError) -> str:
 
 
 def deadline(request: Request) -> float | None:
-    """Return the seconds that a call may take, by its header; None if it has no end."""
+    """Return the call's deadline in seconds from its header; None if it has none."""
     text = request.call.header("connect-timeout-ms")
     if not text:
         return None

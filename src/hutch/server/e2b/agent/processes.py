@@ -76,7 +76,7 @@ class InputData(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of these; the first message of a stream is `start`."""
+    """One message of streamed input, with one of these fields. The first message of a stream has `start`."""
 
     start: ProcessMessage | None = None
     data: InputData | None = None

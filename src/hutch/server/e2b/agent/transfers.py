@@ -23,7 +23,7 @@ _PIECE = 256 << 10
 _METADATA = "x-metadata-"
 MAX_METADATA_BYTES = 4096
 WRITTEN_BYTES = 500
-"""What the description of a written file takes in memory, besides its names."""
+"""Bytes of memory that the description of one written file is counted as, besides its path."""
 
 
 async def serve(request: Request, send: Send) -> Answer | None:
@@ -88,7 +88,7 @@ async def _content(
 
 
 def _wants_gzip(request: Request) -> bool:
-    """Clients that also accept plain bytes get those: compressing costs more than a local connection."""
+    """Whether the client accepts nothing but gzip. Others get plain bytes, which cost less on a local connection."""
     return request.call.header("accept-encoding").strip().lower() == "gzip"
 
 

@@ -18,9 +18,9 @@ from hutch.server.e2b.requests import Request
 
 KEEPALIVE: Message = {"keepalive": {}}
 MAX_WATCHERS = 100
-"""Watchers of one sandbox."""
+"""How many watchers a sandbox may have."""
 MAX_EVENTS = 10_000
-"""Events of one watcher that wait to be fetched; older ones are dropped."""
+"""How many events a watcher keeps until they are fetched. The oldest are dropped first."""
 _TYPES = {
     "created": "EVENT_TYPE_CREATE", "moved_to": "EVENT_TYPE_CREATE", "modified": "EVENT_TYPE_WRITE",
     "attributes": "EVENT_TYPE_CHMOD", "deleted": "EVENT_TYPE_REMOVE", "moved_from": "EVENT_TYPE_RENAME",
@@ -58,7 +58,7 @@ async def _check_directory(files: GuardedFiles, path: str) -> None:
 
 
 async def _event(files: GuardedFiles, top: str, change: Change, *, entries: bool) -> Message | None:
-    """Return a change as the protocol has it; None for those that it does not have."""
+    """Return a change as an event of the protocol; None if the protocol has no event for it."""
     kind = _TYPES.get(change.kind)
     name = posixpath.relpath(change.path, top)
     if kind is None or name == ".":
@@ -114,7 +114,7 @@ class Watcher:
             self._ready.set_exception(error or NotFound("the watcher was removed"))
 
     async def ready(self) -> None:
-        """Wait until changes are seen. Raises why they cannot be."""
+        """Wait until the directory is watched. Raises the error if it cannot be."""
         await self._ready
 
     @property
@@ -122,7 +122,7 @@ class Watcher:
         return self._task.done()
 
     async def take(self) -> list[Message]:
-        """Return the events of all that has happened until now."""
+        """Return the events of every change up to now, and forget them."""
         # The guest handles everything that is ready in one turn of its loop. So after two answers it has sent the
         # changes that happened before the first question, and they came before the second answer.
         async with self._request.files() as files:

@@ -12,7 +12,7 @@ from hutch.server.e2b.errors import Answer
 from hutch.server.e2b.requests import Request
 
 _MEASURE = "cat /proc/[0-9]*/statm 2>/dev/null; echo; df -Pk /home/user 2>/dev/null || df -Pk /"
-"""Pages of every process, then the file system of the user's files, as a box of every engine can tell them."""
+"""Prints the memory pages of every process, then the disk of the user's files. It works on every engine."""
 _PAGE = 4096
 _JSON = (("content-type", "application/json"),)
 

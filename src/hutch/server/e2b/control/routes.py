@@ -153,7 +153,7 @@ def _refuse_rules(network: shapes.Network) -> None:
 
 
 def _wants_internet(body: NewSandbox) -> bool | None:
-    """Whether the sandbox is to reach the internet; None if the creation does not say."""
+    """Whether the caller wants the sandbox to reach the internet; None if the request does not say."""
     if body.network is not None and body.network.deny_out:
         return False
     return body.allow_internet_access
@@ -315,7 +315,7 @@ def _state(record: BoxRecord) -> str:
 
 
 def _end_of(record: BoxRecord) -> float:
-    """When the sandbox ends. A paused one has no end; the protocol wants a time nevertheless."""
+    """Return when the sandbox ends. A paused one has no end, but the protocol requires a time."""
     if record.spec.ttl_sec:
         return record.created_at + record.spec.ttl_sec
     return record.created_at + PAUSED_DAYS * 86400.0
@@ -329,7 +329,7 @@ def _rfc3339(at: float) -> str:
 
 
 async def _held(request: Request) -> Live:
-    """Return the sandbox of the request with its lease."""
+    """Return the sandbox of the request, and hold its lease."""
     live = await request.find()
     await hold(request.call.keeper, live, SESSION)
     return live

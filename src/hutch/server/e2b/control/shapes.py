@@ -11,7 +11,7 @@ from hutch.errors import Invalid
 from hutch.keeper.boxes.records import BoxRecord
 
 ENVD_VERSION = "0.6.13"
-"""The release of E2B's agent whose protocol is spoken; the SDKs switch features on and off by it."""
+"""The release of E2B's agent whose protocol this server speaks. The SDKs enable features by it."""
 DEFAULT_TIMEOUT = 300
 DEFAULT_TIMEOUT_V1 = 15
 MAX_TIMEOUT = 86400 * 30
