@@ -90,6 +90,7 @@ def test_programs_from_pypi(hutch_e2b: E2B, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(CODE)
     python = str(python_of(*PROGRAMS))
     assert run([python, "program.py"], tmp_path, 200, **hutch_e2b.environment).endswith("done\n")
-    installed = run([python, "-m", "pip", "list", "--format=freeze"], tmp_path, 60).splitlines()
+    listing = 'import importlib.metadata as m; [print(f"{d.name}=={d.version}") for d in m.distributions()]'
+    installed = run([python, "-c", listing], tmp_path, 60).splitlines()
     names = {name.partition("[")[0] for name in PROGRAMS}
     proofs.write("e2b-programs", programs=sorted(each for each in installed if each.partition("==")[0] in names))
