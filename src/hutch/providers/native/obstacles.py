@@ -6,8 +6,11 @@ Creation errors quote the first that applies, because the kernel itself answers 
 import os
 from collections.abc import Callable
 
+from hutch.errors import EngineError, HutchError, Refused, Unavailable
 from hutch.linux import kernel
 from hutch.model.capabilities import Missing
+from hutch.model.spec import Order
+from hutch.providers.native.spawn import wire
 
 _EMPTY = frozenset({"/proc/sys/fs/binfmt_misc", "/proc/fs/nfsd"})
 """Directories of /proc on which most machines mount something."""
@@ -95,3 +98,19 @@ def _sysctl(name: str) -> str:
             return file.read().strip()
     except OSError:
         return ""  # this kernel does not have the sysctl
+
+
+def creation_error(order: Order, answer: wire.Message) -> HutchError:
+    """Return the error of a box that the spawner could not make."""
+    step, error, number = answer.get("step", ""), answer.get("error", "no reason given"), answer.get("errno", "")
+    message = f"box {order.box_id} could not be made: {step}: {error}"
+    details = {"step": step, "errno": number}
+    if "replaced after it had been allowed" in error or (number == "ELOOP" and "mount" in step):
+        return Refused(message, op="create", details=details)
+    if step == "cancelled":
+        return Unavailable(message, op="create", details=details)
+    if step == "spawner":
+        return EngineError(message, op="create", details=details, remedy="try again: a new one is started")
+    obstacle = first()
+    remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
+    return EngineError(message, op="create", details=details, remedy=remedy)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
+from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Unavailable, Unsupported
 from hutch.images.settings import ImageSettings
 from hutch.linux import identity
 from hutch.linux.cgroups import Group, GroupLimits, Tree
@@ -201,7 +201,7 @@ class NativeProvider(Provider):
         """Wait for the facts of the box's process, then for its guest's greeting."""
         answer = await asyncio.shield(pending.facts)
         if "box" not in answer:
-            raise _failure(order, answer)
+            raise obstacles.creation_error(order, answer)
         record = planned.but(data={**planned.data, **answer["box"]})
         instance = self._instance(record, order.spec, fresh=True)
         try:
@@ -213,7 +213,7 @@ class NativeProvider(Provider):
                     failure = await asyncio.shield(pending.failure)
             except TimeoutError:
                 raise error from None  # the guest had started, and failed then
-            raise _failure(order, failure) from error
+            raise obstacles.creation_error(order, failure) from error
         except BaseException:
             await instance.close()
             raise
@@ -478,18 +478,3 @@ class NativeProvider(Provider):
 
 def _group_name(keeper: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in keeper.lower())[:40].strip("-") or "keeper"
-
-
-def _failure(order: Order, answer: wire.Message) -> HutchError:
-    step, error, number = answer.get("step", ""), answer.get("error", "no reason given"), answer.get("errno", "")
-    message = f"box {order.box_id} could not be made: {step}: {error}"
-    details = {"step": step, "errno": number}
-    if "replaced after it had been allowed" in error or (number == "ELOOP" and "mount" in step):
-        return Refused(message, op="create", details=details)
-    if step == "cancelled":
-        return Unavailable(message, op="create", details=details)
-    if step == "spawner":
-        return EngineError(message, op="create", details=details, remedy="try again: a new one is started")
-    obstacle = obstacles.first()
-    remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
-    return EngineError(message, op="create", details=details, remedy=remedy)
