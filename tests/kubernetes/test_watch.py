@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hutch.errors import EngineError
+from hutch.providers.guest_bundle.listener import NO_KEEPER
 from hutch.providers.kubernetes import pods as pod_states
 from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.pods import Phase, Pods
@@ -102,3 +103,16 @@ async def test_what_a_container_says_is_bounded(tmp_path: Path) -> None:
             await pods.wait_for_running("rec-running", 60)
         assert caught.value.message.isprintable() and len(caught.value.message) < 2_000
         assert any(path.endswith("/log") for _, path in script.asked)
+
+
+@pytest.mark.parametrize(("code", "retryable"), [(1, False), (NO_KEEPER, True)])
+async def test_a_guest_to_which_its_keeper_was_late_is_made_again(tmp_path: Path, code: int, retryable: bool) -> None:
+    """A box that ended because a busy keeper did not come in time is an error that says to try again."""
+    pod = copy.deepcopy(RUNNING)
+    (box,) = [each for each in pod["object"]["status"]["containerStatuses"] if each["name"] == "box"]
+    box["state"] = {"terminated": {"exitCode": code, "reason": "Error"}}
+    async with watching(tmp_path, [pod, "silence"]) as (script, pods):
+        script.on("GET", "/log", {"said": "no keeper came"})
+        with pytest.raises(EngineError, match="no keeper came") as caught:
+            await pods.wait_for_running("rec-running", 60)
+        assert caught.value.retryable is retryable

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.guest_bundle import inspection
-from hutch.providers.guest_bundle.listener import from_outside, open_listener, receive_options
+from hutch.providers.guest_bundle.listener import NO_KEEPER, from_outside, open_listener, receive_options
 from hutch.providers.guest_bundle.watchdog import Watchdog
 
 TIMEOUT = 60.0
@@ -38,7 +38,8 @@ def main() -> NoReturn:
         keeper.settimeout(TIMEOUT)
         received = json.loads(receive_options(keeper))
     except (OSError, ValueError) as error:
-        sys.exit(f"hutch: no keeper came with orders: {error}")
+        print(f"hutch: no keeper came with orders: {error}", file=sys.stderr)
+        sys.exit(NO_KEEPER)
     # The clock of the machine that started us would mean nothing on the engine's.
     ttl = received.pop("ttl", 0.0)
     if files := received.pop("open_files", 0):

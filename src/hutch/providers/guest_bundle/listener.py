@@ -15,6 +15,8 @@ GUEST_DIR = "/.hutch-run"
 ROOT_GUEST_DIR = "/.hutch-root"
 """The same for the box's root."""
 SOCKET_NAME = "guest"
+NO_KEEPER = 75
+"""The exit code of a guest to which no keeper has come: EX_TEMPFAIL of sysexits.h, because nothing is wrong with it."""
 
 _SIZE = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")

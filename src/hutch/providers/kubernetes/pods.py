@@ -8,6 +8,7 @@ from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
 from hutch.logs import log
+from hutch.providers.guest_bundle.listener import NO_KEEPER
 from hutch.providers.kubernetes.cluster import Cluster
 from hutch.providers.kubernetes.manifests import KEEPER, Manifest
 
@@ -93,7 +94,9 @@ def refusal(pod: Manifest) -> HutchError | None:
         if ended and ended.get("exitCode"):
             said = ended.get("message") or ended.get("reason")
             message = printable(f"container {each['name']} ended with {ended['exitCode']}: {said}")
-            return EngineError(message, op="create", details={"container": each["name"]})
+            # A keeper that was late, because it or the cluster was busy, may try again.
+            late = each["name"] == "box" and ended["exitCode"] == NO_KEEPER
+            return EngineError(message, op="create", details={"container": each["name"]}, retryable=late)
     return None
 
 
@@ -169,7 +172,11 @@ class Pods:
     async def _with_last_words(self, error: HutchError, name: str) -> HutchError:
         container = error.details.get("container")
         words = printable(await self._cluster.log(name, container)) if isinstance(container, str) else ""
-        return EngineError(f"{error.message}: {words}", op=error.op, details=error.details) if words else error
+        if not words:
+            return error
+        return EngineError(
+            f"{error.message}: {words}", op=error.op, details=error.details, retryable=error.retryable
+        )  # fmt: skip
 
     async def _late(self, name: str, seconds: float) -> HutchError:
         """Return why a Pod has not started, from its conditions and events."""
