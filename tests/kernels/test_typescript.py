@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
+from hutch.model.results import Cause
 
 CODE = {
     "interface Shape { side: number }\nconst square: Shape = { side: 20 }\nsquare.side as number": "20",
     "enum Side { Left, Right }\nconst same = <T,>(value: T): T => value\nsame(Side.Right) + square.side": "21",
     "const later: string = await Promise.resolve('later'); later": "later",
+}
+
+FAILURES = {
+    "throw new RangeError('far' as string)": ("RangeError", "far"),
+    "(null as any).missing": ("TypeError", "Cannot read properties of null (reading 'missing')"),
+    "let wrong: = 3": ("SyntaxError", ""),
 }
 
 
@@ -36,6 +43,15 @@ async def test_typescript_keeps_its_state(compiler: Path) -> None:
         for code, value in CODE.items():
             result = await box.code("typescript", code)
             assert result.text == value, (code, result)
-        wrong = await box.code("typescript", "let wrong: = 3")
-        assert wrong.error is not None and wrong.error.name == "SyntaxError"
+        for code, (name, value) in FAILURES.items():
+            failed = await box.code("typescript", code)
+            assert failed.error is not None and failed.verdict.cause is Cause.EXIT, failed
+            assert failed.error.name == name and value in failed.error.value, failed
+        stopped = await box.code("typescript", "for (let n: number = 0; ; n++) {}", timeout=1)
+        assert stopped.verdict.cause is Cause.TIMEOUT, stopped
+        shown = await box.code("typescript", "({ toHtml: (): string => '<b>bold</b>' })")
+        assert [display.data.get("text/html") for display in shown.displays] == ["<b>bold</b>"], shown
         assert (await box.code("typescript", "square.side")).text == "20"
+        died = await box.code("typescript", "process.exit(7 as number)")
+        assert died.error is not None and died.error.name == "KernelDied" and "7" in died.error.value, died
+        assert (await box.code("typescript", "6 * 7 as number")).text == "42"

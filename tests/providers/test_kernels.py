@@ -110,5 +110,6 @@ async def test_typescript_in_a_container(docker: daemons.Daemon, tmp_path: Path,
         for code, value in test_typescript.CODE.items():
             result = await _run(kernels, made, "typescript", code)
             assert result.text == value, (code, result)
-        wrong = await _run(kernels, made, "typescript", "let wrong: = 3")
-        assert wrong.error is not None and wrong.error.name == "SyntaxError"
+        for code, (name, _) in test_typescript.FAILURES.items():
+            failed = await _run(kernels, made, "typescript", code)
+            assert failed.error is not None and failed.error.name == name and failed.verdict.cause is Cause.EXIT, failed
