@@ -302,3 +302,33 @@ async def test_a_squash_on_a_full_disk_leaves_the_box_as_it_was() -> None:
             await box.files.write("count", b"after")
             await box.checkpoint()
         assert int(await shell(box, depth)) < 30
+
+
+async def test_descriptors_in_flight_are_said_to_hold_up_a_checkpoint(rootless: bool) -> None:
+    """An ordinary user's guest sends its namespaces, which the kernel refuses while another of his boxes has too many
+    descriptors on their way: an error at once, and the box as it was. Found by a long run of `test_model`."""
+    if not rootless:
+        pytest.skip("needs an ordinary user: as root no guest sends anything")
+    flood = (
+        "import array, socket, sys\nheld = []\ntry:\n while len(held) < 500:\n"
+        "  held.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))\n"
+        "  for _ in range(8): held[-1][0].sendmsg([b'x'], [(1, 1, array.array('i', [0] * 250))])\n"
+        "except OSError as error: print(error.errno, flush=True)\nsys.stdin.read()"
+    )
+    async with Hutch() as hutch, hutch.box(open_files=1024) as box, hutch.box(open_files=1024) as other:
+        job = await other.start(["python3", "-c", flood])
+        async with asyncio.timeout(60):
+            while not (await job.read(wait=5)).data:
+                pass
+        with pytest.raises(EngineError, match="Too many references") as refused:
+            await box.checkpoint()
+        assert "descriptors" in refused.value.remedy
+        await other.destroy()
+        assert await shell(box, "echo still") == "still"
+        async with asyncio.timeout(60):
+            while True:  # the kernel collects them some time after the box has ended
+                try:
+                    await box.checkpoint()
+                    break
+                except EngineError:
+                    await asyncio.sleep(0.1)

@@ -117,10 +117,12 @@ class Channel:
 
         Only the host's own entry into the box asks for this, on a connection with nothing else on its way.
         """
+        payload = encode(fields)
+        # The kernel refuses to send descriptors while too many of this user are on their way (ETOOMANYREFS). Then the
+        # channel is still open, and the error is the answer.
+        self._connection.send_descriptors(HEADER.pack(len(payload), REPLY, self.number) + payload, descriptors)
         self.open = False
         self._connection.channels.pop(self.number, None)
-        payload = encode(fields)
-        self._connection.send_descriptors(HEADER.pack(len(payload), REPLY, self.number) + payload, descriptors)
         return self._connection.descriptor
 
     def fail(self, failure: Failure) -> None:

@@ -204,6 +204,7 @@ _REMEDIES = {
     "ENOSPC": "the box is as it was: remove files or checkpoints, or ask for a larger disk_mb",
     "EDQUOT": "the box is as it was: remove files or checkpoints, or ask for a larger disk_mb",
     "ELOOP": "the box is as it was: in that state a link stands where a directory is mounted now",
+    "EAGAIN": "the box is as it was: try again, or end the box of this user that has many descriptors on their way",
     "EOPNOTSUPP": "the box's guest is of an earlier release: stop and restore the box, or make a new one",
 }
 

@@ -162,7 +162,8 @@ class LayerEntry:
         pid: int = Answer(guest).fields["pid"]  # the guest's HELLO comes first
         answer = Answer(guest)
         if "code" in answer.fields:
-            raise OSError(errno.EOPNOTSUPP, str(answer.fields.get("message")), "guest")
+            unknown = answer.fields["code"] == "unsupported"
+            raise OSError(errno.EOPNOTSUPP if unknown else errno.EAGAIN, str(answer.fields.get("message")), "guest")
         self._busy += [str(each)[:100] for each in answer.fields["busy"]]
         self._busy_count += int(answer.fields["count"])
         self._namespaces = answer.descriptors
