@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ async def under_load(server: Server, *, clients: int, seconds: float, kills: int
     )  # fmt: skip
     try:
         answer = asyncio.create_task(loading.communicate())
+        # A server that a client has never reached is an error at once, so the first kill waits for every client.
+        await asyncio.to_thread(until, each_has_come(server, clients, answer.done))
         for _ in range(kills):
             done, _ = await asyncio.wait({answer}, timeout=seconds / (kills + 1))
             if done:
@@ -45,6 +48,17 @@ async def under_load(server: Server, *, clients: int, seconds: float, kills: int
     nothing_left(server, keepers)
     counted: dict[str, Any] = json.loads(out)
     return counted
+
+
+def each_has_come(server: Server, clients: int, ended: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a question: has each client, which has a box of its own, made one, or has the load ended?"""
+    admin, seen = server.unix(hutch_admin="yes"), set[str]()
+
+    def come() -> bool:
+        seen.update(box["id"] for box in admin.good("GET", "/v1/boxes")["boxes"])
+        return len(seen) >= clients or ended()
+
+    return come
 
 
 def killed_and_started(server: Server, url: str) -> None:
