@@ -38,10 +38,11 @@ class Connections:
         self.options = options
         self.report = socket.socket(fileno=report)
 
-    def numbers(self) -> tuple[int, ...]:
+    def descriptors(self) -> tuple[int, ...]:
         return self.listener, self.options, self.report.fileno()
 
-    def tell(self, step: str, error: BaseException) -> None:
+    def report_error(self, step: str, error: BaseException) -> None:
+        """Tell the keeper which step failed."""
         try:
             wire.send(self.report, wire.error_message(step, error))
         except OSError:
@@ -64,7 +65,7 @@ class KernelGuest:
         """Enter the box and serve there."""
         entry, connections = Entry(self._settings, request), self._connections
         try:
-            kept = [*connections.numbers()]
+            kept = [*connections.descriptors()]
             if self._first_kernel is not None:
                 kept.append(self._first_kernel.sock.fileno())
             base = entry.join(kept)
@@ -73,7 +74,7 @@ class KernelGuest:
             entry.step = "serve"
             self.serve(asking)
         except BaseException as error:
-            connections.tell(entry.step, error)
+            connections.report_error(entry.step, error)
             os._exit(1)
 
     def serve(self, asking: int) -> NoReturn:
