@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 WAITING = 2
 """Workers that wait."""
-FIRST_PRESTART_DELAY = 0.002
-"""Seconds without an event before one is forked where none waits, so that requests come first."""
-NEXT_PRESTART_DELAY = 0.02
-"""The same while one waits. It is longer, so that the work that follows has the processors to itself."""
+PRESTART_DELAY = 0.003
+"""Seconds without an event before one is forked, so that requests come first: that for a fork comes within this time
+after its parent's files were frozen."""
 TIMEOUT = 30.0
 """Seconds without work on layers after which the waiting workers end."""
 _WARM_UP_RUNS = 26
@@ -45,7 +44,7 @@ class LayerWorkers:
         if not self._last_used:
             return -1
         if len(self._waiting) < WAITING:
-            return NEXT_PRESTART_DELAY if self._waiting else FIRST_PRESTART_DELAY
+            return PRESTART_DELAY
         return max(0.0, self._last_used + TIMEOUT - time.monotonic())
 
     def idle(self) -> bool:
