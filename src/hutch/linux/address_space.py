@@ -5,7 +5,6 @@ Standard library only: this runs in a fork of a template.
 
 import os
 import re
-from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,8 +21,6 @@ _PRESENT = 0xC0
 file, or is shared."""
 _OWN = bytes(1 if value & _PRESENT and not value & _FILE_PAGE else 0 for value in range(256))
 _ANY = bytes(1 if value & _PRESENT else 0 for value in range(256))
-_FRAME = (1 << 55) - 1
-"""Bits of an entry of pagemap that number the frame of a page that is in memory."""
 _HEAD = 1 << 20
 _HUGE_PAGE = 1 << 21
 _MADV_COLLAPSE = 25  # Since Linux 6.1.
@@ -92,19 +89,6 @@ def pages(pagemap: int, start: int, end: int, *, own: bool) -> bytes:
     for position in range(start // PAGE * 8, end // PAGE * 8, _HEAD):
         entries = os.pread(pagemap, min(_HEAD, end // PAGE * 8 - position), position)
         parts.append(entries[7::8].translate(_OWN if own else _ANY))
-    return b"".join(parts)
-
-
-def same_frames(one: int, other: int, start: int, end: int) -> bytes:
-    """Return a byte for each page, 1 if two processes, by their pagemaps, share the memory behind it.
-
-    The kernel tells that to root only; others find no page shared.
-    """
-    parts = []
-    for position in range(start // PAGE * 8, end // PAGE * 8, _HEAD):
-        size = min(_HEAD, end // PAGE * 8 - position)
-        first, second = array("Q", os.pread(one, size, position)), array("Q", os.pread(other, size, position))
-        parts.append(bytes(a & _FRAME == b & _FRAME != 0 and (a & b) >> 63 for a, b in zip(first, second, strict=True)))
     return b"".join(parts)
 
 

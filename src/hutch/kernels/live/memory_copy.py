@@ -11,7 +11,7 @@ from contextlib import closing
 from ctypes import byref, c_size_t, c_uint64
 
 from hutch.linux import kernel
-from hutch.linux.address_space import PAGE, Area, areas, overlaps, pages, same_frames
+from hutch.linux.address_space import PAGE, Area, areas, overlaps, pages
 from hutch.linux.ptrace import Tracee
 
 _CHUNK = 1 << 20
@@ -220,9 +220,6 @@ class MemoryCopy:
         second = int.from_bytes(pages(ours, start, end, own=True), "little")
         if not first and not second:
             return
-        if first & second:  # What both still share with one template needs no look.
-            same = int.from_bytes(same_frames(theirs, ours, start, end), "little")
-            first, second = first & ~same, second & ~same
         owners = (first | second << 1).to_bytes(count, "little")
         for found in re.finditer(rb"\x02+", owners):
             at, size = start + found.start() * PAGE, (found.end() - found.start()) * PAGE
