@@ -120,6 +120,14 @@ def test_ranges_do_not_overlap_and_fit_into_an_id() -> None:
     assert identity.range_maps(3).uid == f"0 {identity.base(3)} {identity.RANGE}"
 
 
+def test_the_owner_of_a_file_is_known_by_its_id_outside() -> None:
+    """Whatever range a box has, and through idmapped mounts, which show the box's own ids."""
+    for slot in (0, 1, 1000, identity.SLOTS - 1):
+        for number in (0, identity.USER, identity.RANGE - 1):
+            assert identity.inner_id(identity.base(slot) + number) == number
+    assert identity.inner_id(identity.USER) == identity.USER
+
+
 def test_the_users_of_boxes_lie_all_over_the_kernels_hash_table() -> None:
     users = [identity.base(slot) + identity.USER for slot in range(2048)]
     chains = Counter((user >> 7) + user & 127 for user in users)  # __uidhashfn of kernel/user.c

@@ -19,6 +19,7 @@ SOURCE = Path(hutch.__file__).parent
 SPEAKS = {
     "cli",  # the command line's answers; its errors are redacted in cli/output.py
     "providers/native/network/helper_process.py",  # a process that is given no secret
+    "providers/guest_bundle/boot.py",  # as the next one
     "providers/guest_bundle/relay.py",  # runs in a container, whose engine carries its words to us
     "images/programs/sudo.py",  # runs in a box
     "logs",

@@ -139,6 +139,14 @@ def base(slot: int) -> int:
     return FIRST + slot * STRIDE
 
 
+def inner_id(number: int) -> int:
+    """Return the id inside the box for an owner that its files have outside.
+
+    Through an idmapped mount the outside shows the ids of the box, which lie below all ranges.
+    """
+    return (number - FIRST) % STRIDE if number >= FIRST else number
+
+
 def _write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -20,11 +20,11 @@ from hutch.images import build_cache
 from hutch.images.build import ImageBuild
 from hutch.images.build_cache import Step
 from hutch.images.layers import diff, merged_view
+from hutch.linux.identity import inner_id
 from hutch.model.ids import BoxId
 from hutch.model.results import Cause, Result
 from hutch.providers.base import Command
 
-_ID_RANGE = 65536
 _SHOWN_LETTERS = 60
 _DEFAULT_TIMEOUT = 1800.0
 """A command that waits for an unreachable network would wait for ever, and nobody may be watching."""
@@ -239,7 +239,6 @@ class _Builder:
 def _owner(number: int) -> int:
     """Translate an owner on disk to the owner in the image.
 
-    With idmapped mounts the disk holds the ids of the box; without them, those are the last 16 bits. Rootless, all
-    files belong to one user, who is root in the image.
+    Rootless, all files belong to one user, who is root in the image.
     """
-    return number % _ID_RANGE if os.geteuid() == 0 else 0
+    return inner_id(number) if os.geteuid() == 0 else 0

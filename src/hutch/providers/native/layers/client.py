@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hutch.errors import BoxBroken, Conflict, EngineError, NotFound, Unsupported
 from hutch.guest.protocol import decode
-from hutch.linux.identity import RANGE
+from hutch.linux.identity import inner_id
 from hutch.model.layers import Change, Way
 from hutch.providers.layers import Frozen, Layers
 from hutch.providers.native import cleanup
@@ -230,8 +230,8 @@ def _write_layer(bases: list[int], state: list[str], path: str) -> None:
         return f"/proc/self/fd/{bases[int(source)]}/{upper_directory(name)}"
 
     def owner(number: int) -> int:
-        """A range of ids begins at a multiple of its length; an ordinary user is root in the image."""
-        return number % RANGE if os.geteuid() == 0 else 0
+        """An ordinary user has one id, which is root in the image."""
+        return inner_id(number) if os.geteuid() == 0 else 0
 
     draft = tempfile.mkdtemp(prefix="hutch-layer-")
     try:
